@@ -35,13 +35,9 @@ if TYPE_CHECKING:
     from fedlsg.simulations.compare.in_python import compare
     from fedlsg.simulations.run.finished import Run, load_run
     from fedlsg.simulations.run.simulate import simulate
+    from fedlsg.simulations.server.best_round import BestModel, EarlyStopping
     from fedlsg.simulations.server.callbacks import Callback, StopRun
-    from fedlsg.simulations.server.named_callbacks import (
-        BestModel,
-        EarlyStopping,
-        MLflow,
-        WeightsAndBiases,
-    )
+    from fedlsg.simulations.server.loggers import MLflow, WeightsAndBiases
     from fedlsg.simulations.workloads import Workload
     from fedlsg.strategies import recipe
     from fedlsg.strategies.private_step import PrivateStep
@@ -87,13 +83,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BestModel": "fedlsg.simulations.server.named_callbacks",
+    "BestModel": "fedlsg.simulations.server.best_round",
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "Callback": "fedlsg.simulations.server.callbacks",
     "Carrier": "fedlsg.carriers",
     "compare": "fedlsg.simulations.compare.in_python",
     "decompose": "fedlsg.lowrank",
-    "EarlyStopping": "fedlsg.simulations.server.named_callbacks",
+    "EarlyStopping": "fedlsg.simulations.server.best_round",
     "epsilon": "fedlsg.accounting",
     "epsilon_of_data": "fedlsg.privacy.data_record",
     "Higher": "fedlsg.config.directions",
@@ -103,7 +99,7 @@ _PLACES = {
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
-    "MLflow": "fedlsg.simulations.server.named_callbacks",
+    "MLflow": "fedlsg.simulations.server.loggers",
     "OwnCarriers": "fedlsg.carriers",
     "pack": "fedlsg.payload",
     "PrivateStep": "fedlsg.strategies.private_step",
@@ -118,7 +114,7 @@ _PLACES = {
     "simulate": "fedlsg.simulations.run.simulate",
     "StopRun": "fedlsg.simulations.server.callbacks",
     "unpack": "fedlsg.payload",
-    "WeightsAndBiases": "fedlsg.simulations.server.named_callbacks",
+    "WeightsAndBiases": "fedlsg.simulations.server.loggers",
     "Workload": "fedlsg.simulations.workloads",
 }
 

@@ -96,11 +96,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_numbers(value: object) -> None:
-    for one in value.values() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
-        if isinstance(one, int) and abs(one) >= 10**MOST_DIGITS:
+    for item in value.values() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
+        if isinstance(item, int) and abs(item) >= 10**MOST_DIGITS:
             raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
-        if isinstance(one, Mapping | list):
-            _check_numbers(one)
+        if isinstance(item, Mapping | list):
+            _check_numbers(item)
 
 
 def parse_array(content: bytes) -> "np.ndarray":
@@ -132,11 +132,11 @@ def parse_arrays(content: bytes, names: Collection[str]) -> "dict[str, np.ndarra
     """
     check_stored(io.BytesIO(content))
     with _opened(io.BytesIO(content)) as archive:
-        found = [name.removesuffix(".npy") for name in archive.namelist()]
-        if sorted(found) != sorted({*found} & {*names}):
-            unknown = next((name for name in found if name not in names), found[0])
+        members = [name.removesuffix(".npy") for name in archive.namelist()]
+        if sorted(members) != sorted({*members} & {*names}):
+            unknown = next((name for name in members if name not in names), members[0])
             raise ValueError(f"it has an array {unknown[:80]!r} too many")
-        return {name: parse_array(archive.read(f"{name}.npy")) for name in found}
+        return {name: parse_array(archive.read(f"{name}.npy")) for name in members}
 
 
 def check_stored(file: IO[bytes] | Path) -> None:
@@ -183,8 +183,8 @@ def _size(archive: zipfile.ZipFile) -> int:
 
 def ram() -> int:
     """Bytes of memory of this machine, or of the container that it is."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
-            found = min(found, int(Path(limit).read_text()))
-    return found
+            size = min(size, int(Path(limit).read_text()))
+    return size

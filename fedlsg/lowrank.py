@@ -141,14 +141,14 @@ def orthonormal_rows_of_each(
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, A in enumerate(matrices):
         alike.setdefault((A.shape, A.dtype, A.device), []).append(place)
-    found: dict[int, Tensor] = {}
+    by_place: dict[int, Tensor] = {}
     for places in alike.values():
-        found |= zip(
+        by_place |= zip(
             places,
             orthonormal_rows(torch.stack([matrices[place] for place in places])),
             strict=True,
         )
-    return [found[place] for place in range(len(matrices))]
+    return [by_place[place] for place in range(len(matrices))]
 
 
 def project(

@@ -216,10 +216,10 @@ class Method:
                 self.mechanism.in_sums_alone
             ),
         }
-        found = [words for words, is_so in why.items() if is_so]
-        if found:
+        reasons = [words for words, is_so in why.items() if is_so]
+        if reasons:
             raise ValueError(
-                f"personal={self.personal!r} does not combine with {' and '.join(found)}: leave "
+                f"personal={self.personal!r} does not combine with {' and '.join(reasons)}: leave "
                 "one out"
             )
 

@@ -67,7 +67,7 @@ def close_to_others(path: Path, mode: int) -> None:
     /dev/null).
     """
     if os.name == "posix":
-        found = path.stat()
-        plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-        if plain and found.st_uid == os.geteuid() and found.st_mode & OTHERS:
+        status = path.stat()
+        plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if plain and status.st_uid == os.geteuid() and status.st_mode & OTHERS:
             path.chmod(mode)

@@ -92,7 +92,7 @@ class FalseNode:
 
     def __post_init__(self) -> None:
         self._lines.append(encode_header(self.client))
-        state = self.plan.server_state()
+        state = self.plan.initial.server()
         common = state.plan(self.plan.local, self.plan.sums, self.plan.unit)
         terms = self.plan.terms[self.client]
         self.examples, self._frame = terms.num_examples, common.frame.wire

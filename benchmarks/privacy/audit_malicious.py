@@ -22,7 +22,7 @@ from benchmarks.privacy.digits_client import network, payload, report
 from fedlsg import strategies
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.training_mode import look, scored
+from fedlsg.attacks.audit.training_mode import canary_scores, examine
 from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
 from fedlsg.carriers import prepare_model
 from fedlsg.method import Method, Schedule
@@ -70,8 +70,8 @@ def audited(method: Method, *, crafted: bool, seed: int) -> tuple[Tensor, Tensor
         seed=seed,
         expected_batch=float(IMAGES),
     )
-    found = look(seen, (canaries, targets), (x, y), included)
-    return scored([found], seen.noise_std, 1.0), included
+    examined = examine(seen, (canaries, targets), (x, y), included)
+    return canary_scores([examined], seen.noise_std, 1.0), included
 
 
 def verdict(name: str, *, crafted: bool, plant: str | None, epsilon: float, seeds: int) -> Verdict:

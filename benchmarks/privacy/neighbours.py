@@ -26,7 +26,7 @@ from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.simulations.client.drawing import batches, groups
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload
@@ -99,7 +99,7 @@ def subject(
         local=local,
     )
     public = PublicState.start(
-        base.build_model(), base.method, base.schedule, seed=0, classifier=workload.classifier
+        base.initial.model(), base.method, base.schedule, seed=0, classifier=workload.classifier
     )
     frame = public.frame(1, updates=0)
 

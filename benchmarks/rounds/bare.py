@@ -26,7 +26,7 @@ Round = Callable[[int], object]
 def private(plan: Plan) -> Round:
     """One round, by number."""
     public = PublicState.start(
-        plan.build_model(), plan.method, plan.schedule, seed=0, classifier="classifier"
+        plan.initial.model(), plan.method, plan.schedule, seed=0, classifier="classifier"
     )
     state, model, train = (
         ServerState(public, divisor=plan.divisor),
@@ -74,7 +74,7 @@ def floor(plan: Plan, *, payloads: bool) -> Round:
     client, the sum, SGD. No check, no ledger, no message; ``payloads``: packed, hashed, and hashed
     again where they arrive.
     """
-    model, train, mechanism = plan.build_model(), plan.workload.train, plan.method.mechanism
+    model, train, mechanism = plan.initial.model(), plan.workload.train, plan.method.mechanism
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
 
@@ -141,7 +141,7 @@ def averaged(
 
 def plain(plan: Plan) -> Round:
     """One round, by number."""
-    model = plan.build_model()
+    model = plan.initial.model()
     parameters = list(trainable(model).values())
     optimizer = torch.optim.SGD(parameters, lr=plan.local.learning_rate)
 
@@ -167,7 +167,7 @@ def opacus(plan: Plan) -> Round:
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model = GradSampleModule(plan.build_model(), loss_reduction="sum")
+    model = GradSampleModule(plan.initial.model(), loss_reduction="sum")
     parameters = list(model.parameters())
 
     def train(client: int) -> None:

@@ -27,7 +27,7 @@ from fedlsg.randomness import secret_stream
 from fedlsg.simulations.client.drawing import batches, groups
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.with_preset import resolve
 
 CLASSES, MEASURED, WIDTH, HEIGHT = 10, 48, 160, 120
 
@@ -46,12 +46,12 @@ def make_folder(root: Path, images: int) -> None:
 
 def decoding_seconds(base: Base) -> float:
     """Seconds in which one worker decodes a row, now."""
-    assert base.ahead is not None
+    assert base.rows.ahead is not None
     rows = np.arange(MEASURED)
     began = time.perf_counter()
-    base.ahead.expect(rows, MEASURED)
-    base.ahead[rows]
-    return (time.perf_counter() - began) * base.ahead.workers.count / MEASURED
+    base.rows.ahead.expect(rows, MEASURED)
+    base.rows.ahead[rows]
+    return (time.perf_counter() - began) * base.rows.ahead.workers.count / MEASURED
 
 
 def waiting(base: Base, factor: float) -> tuple[float, float]:
@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         more = {"method": "dpsgd", "loader_workers": options.workers}
         base = make_plan(resolve({**given, **more}))
         found = [waiting(base, options.step) for _ in range(options.batches)]
-        if base.ahead is not None:
-            base.ahead.workers.close()
+        if base.rows.ahead is not None:
+            base.rows.ahead.workers.close()
     shares = [waited / whole for waited, whole in found]
     print(
         f"{options.images:,} images, {options.workers} workers, a microbatch of "

@@ -22,7 +22,7 @@ from PIL import Image
 
 from fedlsg.payload import DEFAULT_CODEC, pack
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.state import PublicState, mean_frame
 
 
@@ -42,7 +42,7 @@ def make_folder(root: Path, *, train: int, test: int, classes: int) -> None:
 def values_of(plan: Plan) -> tuple[int, int]:
     """Values and bytes that a client sends in a round on the average."""
     public = PublicState.start(
-        plan.build_model(),
+        plan.initial.model(),
         plan.method,
         plan.schedule,
         seed=plan.settings.seed,
@@ -75,9 +75,10 @@ def main() -> None:
         )
         began = time.monotonic()
         plan = make_plan(resolve({"preset": options.preset, "data_dir": root}))
+        clients = plan.clients
         print(
-            f"plan of {options.preset}: {time.monotonic() - began:.0f} s, {sum(plan.sizes):,} "
-            f"training images, q {plan.rates[0]:.5f}, {plan.settings.rounds:,} rounds, noise "
+            f"plan of {options.preset}: {time.monotonic() - began:.0f} s, {sum(clients.sizes):,} "
+            f"training images, q {clients.rates[0]:.5f}, {plan.settings.rounds:,} rounds, noise "
             f"multiplier {plan.terms[0].noise_multiplier:.3f}"
         )
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -36,7 +36,7 @@ MANY = (1_000, 10_000, 100_000)
 def plan(name: str) -> dict[str, float]:
     """Seconds of a plan after its data are there."""
     from fedlsg.simulations.planning import plan as plans
-    from fedlsg.simulations.settings.published import resolve
+    from fedlsg.simulations.settings.with_preset import resolve
 
     base = plans.prepare(resolve({"workload": "digits", **FEDERATIONS[name]}))
     before = time.process_time()

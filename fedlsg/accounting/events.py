@@ -284,9 +284,9 @@ def fewer(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
     so q moves up and sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As
     many steps in all; the same events if they are few.
     """
-    found, level = events, FINEST
-    while len(found) > most:
-        found = canonical(
+    fewer_events, level = events, FINEST
+    while len(fewer_events) > most:
+        fewer_events = canonical(
             replace(
                 event,
                 sample_rate=min(grid_up(event.sample_rate, level), 1.0),
@@ -295,7 +295,7 @@ def fewer(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
             for event in events
         )
         level /= 1.25
-    return found
+    return fewer_events
 
 
 def grid_up(value: float, level: float) -> float:

@@ -77,9 +77,9 @@ def _read(question: str) -> Answer | None:
     try:
         path = file_of(question)
         status = path.stat()
-        own = os.name != "posix" or (status.st_uid == os.geteuid() == path.parent.stat().st_uid)
+        is_own = os.name != "posix" or (status.st_uid == os.geteuid() == path.parent.stat().st_uid)
         if (
-            not own
+            not is_own
             or status.st_mode & OTHERS
             or not is_closed(path.parent)
             or status.st_size > LARGEST
@@ -133,8 +133,13 @@ def _code() -> list[str]:
     they use.
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    own = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    return [own, platform.machine(), platform.python_version(), *(version(name) for name in USED)]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return [
+        digest,
+        platform.machine(),
+        platform.python_version(),
+        *(version(name) for name in USED),
+    ]
 
 
 def _digest(text: str) -> str:

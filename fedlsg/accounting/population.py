@@ -125,9 +125,14 @@ def _raised_spread(
         delta = smaller_delta(delta, log_ratio)
     except AccountingError:
         return Spread(largest=math.inf, median=math.inf, worst=0)
-    found = _spread(merged, delta, accountants, [1] * len(merged) if counts is None else counts)
-    largest, median = raised(found.largest, log_ratio), raised(found.median, log_ratio)
-    return Spread(largest=largest, median=median, worst=found.worst)
+    spread_of_all = _spread(
+        merged, delta, accountants, [1] * len(merged) if counts is None else counts
+    )
+    largest, median = (
+        raised(spread_of_all.largest, log_ratio),
+        raised(spread_of_all.median, log_ratio),
+    )
+    return Spread(largest=largest, median=median, worst=spread_of_all.worst)
 
 
 def _spread(
@@ -209,8 +214,8 @@ def front(clients: Sequence[Events]) -> list[Events]:
         )
         numbers = numbers.reshape(len(group), -1)
         chosen: list[int] = []
-        for i, own in enumerate(numbers):
-            if not (numbers[chosen] >= own).all(axis=1).any():
+        for i, numbers_here in enumerate(numbers):
+            if not (numbers[chosen] >= numbers_here).all(axis=1).any():
                 chosen.append(i)
         kept += [group[i] for i in chosen]
     return kept or [()]

@@ -164,17 +164,17 @@ class ImagePool:
         float64. Those that differ by less than ``CLOSE`` are in the order of their distances, see
         ``ranked``.
         """
-        found = (guesses.to(self.blind) - self.blind).flatten(1)
-        known, unit = ~found.isnan(), F.normalize(found.nan_to_num(0.0))
-        products = found.new_zeros(len(found), len(self.real) + self.pairs.shape[1])
+        vectors = (guesses.to(self.blind) - self.blind).flatten(1)
+        known, unit = ~vectors.isnan(), F.normalize(vectors.nan_to_num(0.0))
+        products = vectors.new_zeros(len(vectors), len(self.real) + self.pairs.shape[1])
         squares, distances = torch.zeros_like(products), torch.zeros_like(products)
-        for some, public in self.pixels():
-            products += unit[:, some] @ public.mT
-            squares += known[:, some].to(found) @ public.square().mT
-            for guess, distance in zip(found[:, some], distances, strict=True):
+        for rows, public in self.pixels():
+            products += unit[:, rows] @ public.mT
+            squares += known[:, rows].to(vectors) @ public.square().mT
+            for guess, distance in zip(vectors[:, rows], distances, strict=True):
                 distance += (public - guess).nan_to_num(0.0).square().sum(1)
         cosines = products / squares.sqrt().clamp(min=TINY)
-        lengths = found.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=TINY)
+        lengths = vectors.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=TINY)
         return ranked(cosines, distances.sqrt() / lengths)
 
     def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
@@ -190,9 +190,9 @@ class ImagePool:
         for guess in (guesses.to(self.blind) - self.blind).flatten(1):
             known, unit = ~guess.isnan(), F.normalize(guess.nan_to_num(0.0), dim=0)
             along, inner = guess.new_zeros(()), guess.new_zeros(())
-            for some, public in self.pixels(MIXED):
-                along = along + public @ unit[some]
-                seen = public[:, known[some]]
+            for rows, public in self.pixels(MIXED):
+                along = along + public @ unit[rows]
+                seen = public[:, known[rows]]
                 inner = inner + seen @ seen.mT
             squares = inner.diag()
             both = squares + squares.unsqueeze(1)
@@ -200,9 +200,9 @@ class ImagePool:
             cosines = (along.unsqueeze(1) - along) / apart.sqrt()
             length = guess.nan_to_num(0.0).norm().clamp(min=TINY)
             squared = 1 + apart / length**2 - 2 * cosines * apart.sqrt() / length
-            found = ranked(cosines, squared.clamp(min=EXACT**2).sqrt())
-            found[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
-            nearest = max(nearest, float(found.amax()))
+            shares = ranked(cosines, squared.clamp(min=EXACT**2).sqrt())
+            shares[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
+            nearest = max(nearest, float(shares.amax()))
         return nearest
 
     def unlike(
@@ -215,12 +215,12 @@ class ImagePool:
 
         Fewer than two public images give none.
         """
-        real, found = self.real, (originals.to(self.blind) - self.blind).flatten(1)
-        apart = found.new_zeros(len(found), len(real))
-        for some, public in replace(self, pairs=NO_PAIRS).pixels():
-            for original, squares in zip(found[:, some], apart, strict=True):
+        real, vectors = self.real, (originals.to(self.blind) - self.blind).flatten(1)
+        apart = vectors.new_zeros(len(vectors), len(real))
+        for rows, public in replace(self, pairs=NO_PAIRS).pixels():
+            for original, squares in zip(vectors[:, rows], apart, strict=True):
                 squares += (public - original).square().sum(1)
-        other = real[(apart > EQUAL * found.square().sum(1, keepdim=True)).all(0)]
+        other = real[(apart > EQUAL * vectors.square().sum(1, keepdim=True)).all(0)]
         count, missing = len(real), least - len(other)
         if missing <= 0 or count < 2:
             return replace(self, rows=other, pairs=NO_PAIRS)

@@ -78,7 +78,12 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
         c, G = coordinates[block.parameter], gradients[block.parameter]
         if c.L is not None and c.R is not None:
             place = c.parts.index(block.part)
-            G = torch.stack([c.form.project(one, c.L.to(one), c.R.to(one))[place] for one in G])
+            G = torch.stack(
+                [
+                    c.form.project(gradient, c.L.to(gradient), c.R.to(gradient))[place]
+                    for gradient in G
+                ]
+            )
         values.append(kept_values(G.reshape(len(G), *block.shape), block.keep).flatten(1))
     return values
 

@@ -82,16 +82,18 @@ def match_text(
             "the targets are no classes, which a search could try: grant them, labels='known'"
         )
     sought = Tokens(observation, knowledge, prior.to(observation.values.device), attack, words)
-    found = search(observation, attack, partial(sought.minimum, generator), sought.split, progress)
-    tokens, labels = found.point
+    minimum = search(
+        observation, attack, partial(sought.minimum, generator), sought.split, progress
+    )
+    tokens, labels = minimum.point
     note = (
-        f"{attack.compare} {attack.distance}, {found.restarts} restart(s), {sought.tried} replays"
+        f"{attack.compare} {attack.distance}, {minimum.restarts} restart(s), {sought.tried} replays"
     )
     return Guess(
         inputs=tokens.cpu(),
         labels=labels.cpu(),
-        objective=found.objective,
-        unexplained=found.unexplained,
+        objective=minimum.objective,
+        unexplained=minimum.unexplained,
         note=note,
     )
 
@@ -273,9 +275,9 @@ class Tokens:
                             tokens,
                             labels.index_fill(0, torch.tensor([row], device=labels.device), label),
                         )
-        for one, other in itertools.combinations(range(len(tokens)), 2):
-            for position in (tokens[one] != tokens[other]).nonzero().squeeze(1).tolist():
-                yield exchanged(tokens, (one, position), (other, position)), labels
+        for first, other in itertools.combinations(range(len(tokens)), 2):
+            for position in (tokens[first] != tokens[other]).nonzero().squeeze(1).tolist():
+                yield exchanged(tokens, (first, position), (other, position)), labels
         _, gradient = self.gradient(tokens, labels)
         table = self.words.weight.detach()
         change = gradient @ table.mT - (gradient * table[tokens]).sum(-1, keepdim=True)
@@ -290,9 +292,9 @@ class Tokens:
                 replaced.view(-1)[at] = token
                 yield replaced, labels
         for row, places in enumerate(self.replaceable(tokens)):
-            for one, other in itertools.combinations(places.nonzero().squeeze(1).tolist(), 2):
-                if tokens[row, one] != tokens[row, other]:
-                    yield exchanged(tokens, (row, one), (row, other)), labels
+            for first, other in itertools.combinations(places.nonzero().squeeze(1).tolist(), 2):
+                if tokens[row, first] != tokens[row, other]:
+                    yield exchanged(tokens, (row, first), (row, other)), labels
 
     @property
     def classes(self) -> int:

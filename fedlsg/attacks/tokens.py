@@ -197,20 +197,25 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
 
     Raises DoesNotApply if there is none: then their inputs are mixtures over the whole text.
     """
-    made: list[Tensor] = []
-    found: list[str] = []
-    own = trainable(model)
+    weights: list[Tensor] = []
+    names: list[str] = []
+    parameters = trainable(model)
 
     def remember(module: nn.Module, args: object, output: Tensor) -> None:
-        made.append(output)
+        weights.append(output)
 
     def look(name: str, args: tuple[Tensor, ...]) -> None:
-        if made and args and args[0].shape == made[0].shape and torch.equal(args[0], made[0]):
-            found.append(f"{name}.weight")
+        if (
+            weights
+            and args
+            and args[0].shape == weights[0].shape
+            and torch.equal(args[0], weights[0])
+        ):
+            names.append(f"{name}.weight")
 
     handles = [model.get_submodule(embeddings).register_forward_hook(remember)]
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and f"{name}.weight" in own:
+        if isinstance(module, nn.Linear) and f"{name}.weight" in parameters:
             handles.append(
                 module.register_forward_pre_hook(lambda m, args, name=name: look(name, args))
             )
@@ -221,12 +226,12 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not names:
         raise DoesNotApply(
             f"no trained layer reads {embeddings}: the lowest layers are frozen, and the first "
             "ones that send anything see mixtures of the whole text"
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
@@ -238,16 +243,16 @@ def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
     Raises DoesNotApply where nothing is left.
     """
     blocks, kept = observation.blocks, observation.kept
-    found = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
-    if not found:
+    keys = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
+    if not keys:
         raise DoesNotApply(
             f"nothing was received of {', '.join(layers)}: neither dR nor a dense gradient"
         )
-    columns = torch.stack([_whole_columns(kept[key]) for key in found]).all(0).nonzero().squeeze(1)
+    columns = torch.stack([_whole_columns(kept[key]) for key in keys]).all(0).nonzero().squeeze(1)
     if not len(columns):
         raise DoesNotApply(f"no in unit was kept in all of {', '.join(layers)}")
     rows = torch.cat(
-        [blocks[key].flatten(1)[kept[key].flatten(1).any(1)][:, columns] for key in found]
+        [blocks[key].flatten(1)[kept[key].flatten(1).any(1)][:, columns] for key in keys]
     )
     noise = observation.noise_std * (math.sqrt(len(rows)) + math.sqrt(len(columns)) + 3)
     _, values, right = torch.linalg.svd(rows.double(), full_matrices=False)
@@ -265,7 +270,7 @@ def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
         least=least,
         columns=columns,
         rows=len(rows),
-        layers=tuple(dict.fromkeys(name for name, _ in found)),
+        layers=tuple(dict.fromkeys(name for name, _ in keys)),
     )
 
 

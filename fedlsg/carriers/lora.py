@@ -240,14 +240,14 @@ def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -
     layer is linear in its weight: a weight-standardised convolution is not. Raises KeyError for a
     path that the tensors lack.
     """
-    found = dict(tensors)
+    merged = dict(tensors)
     for path in paths:
-        found[path + BASE] = effective_weight(path, tensors, tensors, scale)
+        merged[path + BASE] = effective_weight(path, tensors, tensors, scale)
         for factor in (DOWN, CORE, UP):
-            found.pop(path + factor, None)
-    places = {name: name.rpartition(".base.") for name in found}
+            merged.pop(path + factor, None)
+    places = {name: name.rpartition(".base.") for name in merged}
     return {
-        f"{path}.{own}" if path in paths else name: found[name]
+        f"{path}.{own}" if path in paths else name: merged[name]
         for name, (path, _, own) in places.items()
     }
 
@@ -265,20 +265,20 @@ def mask_factors(
     Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All
     other blocks are kept whole.
     """
-    of: dict[str, tuple[int, Tensor]] = {}
+    by_parameter: dict[str, tuple[int, Tensor]] = {}
     for block in blocks:
         for suffix, axis in ((UP, 0), (DOWN, 1)):
             path = block.parameter.removesuffix(suffix)
             if block.parameter.endswith(suffix) and path + BASE in initial:
-                of[block.parameter] = (
+                by_parameter[block.parameter] = (
                     axis,
                     unit_importance(effective_weight(path, weights, initial, carrier.scale))[axis],
                 )
     kept = keep_units_of_each(
-        [importance for _, importance in of.values()], mask.sparsity, mask.direction
+        [importance for _, importance in by_parameter.values()], mask.sparsity, mask.direction
     )
     keeps = {
         name: Keep(axis=axis, index=k)
-        for (name, (axis, _)), k in zip(of.items(), kept, strict=True)
+        for (name, (axis, _)), k in zip(by_parameter.items(), kept, strict=True)
     }
     return tuple(replace(block, keep=keeps.get(block.parameter, block.keep)) for block in blocks)

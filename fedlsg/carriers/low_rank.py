@@ -186,15 +186,15 @@ class RandomCarriers(LowRank):
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """A draw for each carried weight and round."""
-        made = {}
+        by_name = {}
         for name in public.carried:
             W, generator = (
                 public.weights[name].detach(),
                 public.generator("carriers", public.time.round, name),
             )
             m, n = flatten_kernel(W).shape
-            made[name] = random_carriers((m, n), self.rank, generator=generator, like=W)
-        return of_pairs(public.weights, made, self.form)
+            by_name[name] = random_carriers((m, n), self.rank, generator=generator, like=W)
+        return of_pairs(public.weights, by_name, self.form)
 
 
 StepCarrier = Annotated[
@@ -207,7 +207,7 @@ StepCarrier = Annotated[
 def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
     """The carrier of this kind."""
     kinds: tuple[type[LowRank], ...] = (LowRank, LowRankChange, RandomCarriers)
-    return next((made(rank=rank) for made in kinds if made.kind == kind), Dense())
+    return next((carrier(rank=rank) for carrier in kinds if carrier.kind == kind), Dense())
 
 
 def low_rank_coordinates(carrier: Carrier, public: Public, runs: Bases) -> tuple[Coordinates, ...]:
@@ -231,11 +231,11 @@ def changes(public: Public, warmup: int, scale: Callable[[Tensor], Tensor] | Non
     """W - W_0 of each carried weight, each through ``scale``, made and dropped one by one; before
     ``warmup`` updates W itself, all together.
     """
-    own = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
+    weights = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
     if public.updates < warmup:
-        yield own
+        yield weights
         return
-    for name, W in own.items():
+    for name, W in weights.items():
         W_0 = public.initial.get(name)
         if W_0 is None:
             raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")

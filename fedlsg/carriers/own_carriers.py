@@ -64,8 +64,8 @@ class OwnCarriers(Carrier):
 
     def sizes(self, W: Tensor) -> Sizes:
         """With the rank of either side."""
-        found: Sizes = self.form.sizes(W, self.rank, self.out_rank)
-        return found
+        sizes: Sizes = self.form.sizes(W, self.rank, self.out_rank)
+        return sizes
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """Raises as ``make_own``."""
@@ -98,10 +98,10 @@ def make_own(make: MakeCarriers, public: Public, *, orthonormal: bool) -> dict[s
     made: Any = call(make, public=public)
     who = f"carriers by {name_of(make)}"
     if not isinstance(made, Mapping) or made.keys() != public.carried.keys():
-        found = sorted(made) if isinstance(made, Mapping) else f"a {type(made).__name__}"
+        returned = sorted(made) if isinstance(made, Mapping) else f"a {type(made).__name__}"
         raise ValueError(
             f"{who}: expected a pair (L, R) for each name in public.carried, "
-            f"{sorted(public.carried)}, got {found}"
+            f"{sorted(public.carried)}, got {returned}"
         )
     pairs = {}
     for name, sizes in public.carried.items():

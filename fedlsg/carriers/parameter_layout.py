@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -69,21 +69,30 @@ def layer_table(
         if name in factors:
             continue  # counted with the weight that it adapts
         if name in bases:
-            own = (bases[name].down, bases[name].core, bases[name].up)
-            trained = [W for f in own if f is not None for W in f.parameters() if W.requires_grad]
-            travel, values = "carried", sum(W.numel() for W in trained)
+            travel, values = "carried", _trained_values(bases[name])
             sent = sum(kept[name.removesuffix(BASE) + suffix] for suffix in (DOWN, CORE, UP))
         elif name in carried:
             travel, values = "carried", carrier.values(p)
         elif p.requires_grad:
             travel, values = "dense", p.numel()
         path, base, attribute = name.rpartition(".base.")
-        own_name = f"{path}.{attribute}" if base and path in adapted else name
-        after = None if blocks is None else sent
         rows.append(
-            LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values, sent=after)
+            LayerRow(
+                name=f"{path}.{attribute}" if base and path in adapted else name,
+                shape=tuple(p.shape),
+                travel=travel,
+                values=values,
+                sent=None if blocks is None else sent,
+            )
         )
     return rows
+
+
+def _trained_values(adapted: Adapted) -> int:
+    """Trainable values of a LoRA layer's factors."""
+    factors = (adapted.down, adapted.core, adapted.up)
+    weights = (W for factor in factors if factor is not None for W in factor.parameters())
+    return sum(W.numel() for W in weights if W.requires_grad)
 
 
 def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
@@ -109,17 +118,12 @@ def _together(one: LayerRow, other: LayerRow) -> LayerRow:
 
 def totals(rows: Iterable[LayerRow]) -> dict[Travel, tuple[int, int, int]]:
     """(tensors, their entries, values sent) of each way to travel; all three are there."""
-    found: dict[Travel, tuple[int, int, int]] = {
-        "carried": (0, 0, 0),
-        "dense": (0, 0, 0),
-        "frozen": (0, 0, 0),
-    }
+    sums: dict[Travel, tuple[int, int, int]] = dict.fromkeys(get_args(Travel), (0, 0, 0))
     for row in rows:
-        tensors, entries, values = found[row.travel]
-        size = math.prod(row.shape)
-        found[row.travel] = (
+        tensors, entries, values = sums[row.travel]
+        sums[row.travel] = (
             tensors + row.count,
-            entries + row.count * size,
+            entries + row.count * math.prod(row.shape),
             values + row.count * row.values,
         )
-    return found
+    return sums

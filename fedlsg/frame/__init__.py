@@ -199,12 +199,12 @@ class Frame:
         """
         if self.kept == self.size:
             return _all_positions(self.size)
-        found = torch.empty(self.kept, dtype=torch.int64)
+        indices = torch.empty(self.kept, dtype=torch.int64)
         starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
-        parts = found.split([block.kept for block in self.blocks])
+        parts = indices.split([block.kept for block in self.blocks])
         for block, start, part in zip(self.blocks, starts, parts, strict=False):
             torch.add(block.keep.positions(block.shape), start, out=part)
-        return found
+        return indices
 
     def indices_on(self, device: torch.device) -> Int[Tensor, " kept"]:
         """``indices`` on a device, copied there once."""
@@ -286,12 +286,14 @@ class Frame:
 
         ``gradients``: one in the shape of every parameter of the frame.
         """
-        made = {
+        sent_parts = {
             (c.name, part): sent
             for c in self.coordinates
             for part, sent in zip(c.parts, _sent(c, gradients[c.name]), strict=True)
         }
-        flat = torch.cat([made[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
+        flat = torch.cat(
+            [sent_parts[b.parameter, b.part].flatten() * b.weight for b in self.blocks]
+        )
         return flat if self.kept == self.size else flat[self.indices_on(flat.device)]
 
     def by_parameter(
@@ -300,9 +302,9 @@ class Frame:
         """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for
         each block.
         """
-        of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
+        of_block = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
         for c in self.coordinates:
-            sent = [of[c.name, part] for part in c.parts]
+            sent = [of_block[c.name, part] for part in c.parts]
             yield (
                 c,
                 c.form.average(sent, c.L, c.R)
@@ -337,10 +339,10 @@ _POSITIONS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 def _all_positions(size: int) -> Int[Tensor, " size"]:
     """0 to size - 1, twice as long in memory as float32 values: once a process, while in use."""
-    found = _POSITIONS.get(size)
-    if found is None or found._version:
-        found = _POSITIONS[size] = torch.arange(size)
-    return found
+    positions = _POSITIONS.get(size)
+    if positions is None or positions._version:
+        positions = _POSITIONS[size] = torch.arange(size)
+    return positions
 
 
 def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:

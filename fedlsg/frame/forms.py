@@ -247,17 +247,17 @@ def find_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence
     """The form of a name. Raises ValueError for one that is not known, or ranks that it does not
     have, or lacks.
     """
-    found = FORMS.get(form) if isinstance(form, str) else form
-    if found is None or found.name not in known:
+    chosen = FORMS.get(form) if isinstance(form, str) else form
+    if chosen is None or chosen.name not in known:
         word = form if isinstance(form, str) else form.name
         raise ValueError(
             f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}"
         )
-    if rank < 1 and found is not PRECONDITIONED:
+    if rank < 1 and chosen is not PRECONDITIONED:
         raise ValueError(f"expected rank={rank} >= 1 for low-rank carriers")
-    if out_rank is not None and found is not CORE:
+    if out_rank is not None and chosen is not CORE:
         raise ValueError(
-            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no "
+            f"out_rank={out_rank} is for form='core': in the form {chosen.name!r} L and R have no "
             "two ranks"
         )
-    return found
+    return chosen

@@ -344,7 +344,7 @@ def producer(output: Tensor) -> Node:
     change of a view (ReLU(inplace=True)) removes its node from the graph, with its hooks. The node
     of the viewed tensor stays.
     """
-    made = output._base if output._is_view() and output._base is not None else output
-    assert made.grad_fn is not None
-    assert made.numel() == output.numel()
-    return made.grad_fn
+    base = output._base if output._is_view() and output._base is not None else output
+    assert base.grad_fn is not None
+    assert base.numel() == output.numel()
+    return base.grad_fn

@@ -274,17 +274,17 @@ def embed(
     Guarantee: row i is a function of row i alone, and L w + rest is g to rounding where the frame
     keeps all coordinates. The mask is applied here, before any clip.
     """
-    found = {}
+    blocks = {}
     for c, g in zip(frame.coordinates, gradients, strict=True):
         assert c.L is not None, "a frame of embeddings embeds every parameter"
         w = g @ c.L
-        found[c.name, "core"] = w
+        blocks[c.name, "core"] = w
         if "rest" in c.parts:
-            found[c.name, "rest"] = g - w @ c.L.mT
+            blocks[c.name, "rest"] = g - w @ c.L.mT
     return [
         value
         if block.keep.index is None
         else value[:, block.keep.positions(block.shape).to(value.device)]
         for block in frame.blocks
-        for value in [found[block.parameter, block.part]]
+        for value in [blocks[block.parameter, block.part]]
     ]

@@ -89,13 +89,13 @@ class CallLayer:
 
 def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
     """The layers of a model that are calls."""
-    of = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
+    slots_by_name = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        own = {name.removeprefix(f"{path}."): of[name] for name in names}
-        yield CallLayer(path=path, module=module, kind=kind, slots=own)
+        slots_here = {name.removeprefix(f"{path}."): slots_by_name[name] for name in names}
+        yield CallLayer(path=path, module=module, kind=kind, slots=slots_here)
 
 
 def arguments(
@@ -111,8 +111,8 @@ def arguments(
                 layer.path, layer.module, f"keyword-only arguments ({names}) are not supported"
             )
         args = bound.args
-    found: tuple[Any, ...] = map_tensors(Tensor.detach, args)
-    return found
+    detached: tuple[Any, ...] = map_tensors(Tensor.detach, args)
+    return detached
 
 
 def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
@@ -125,11 +125,11 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
     if not packed and (
         not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module)
     ):
-        found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise unsupported(
             layer.path,
             layer.module,
-            f"expected a tensor with a batch dimension as its first input, got {found}",
+            f"expected a tensor with a batch dimension as its first input, got {shape}",
         )
     if (size := layer.kind.size(layer.module, inputs)) not in (None, batch):
         raise unsupported(
@@ -256,21 +256,21 @@ def set_blocks(
     ones, by name.
     """
     try:
-        found = layer.kind.gradients(layer.module, inputs, output_gradient)
+        gradients = layer.kind.gradients(layer.module, inputs, output_gradient)
     except (RuntimeError, ValueError) as error:
         reason = (
             f"no per-example gradients: {describe(error)}; give a function that computes them, "
             "fedlsg.register_layer(type, gradients), or freeze it"
         )
         raise unsupported(layer.path, layer.module, reason) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(gradients, Mapping):
         raise unsupported(
             layer.path,
             layer.module,
-            f"expected a dict of gradients by parameter, got {type(found)}",
+            f"expected a dict of gradients by parameter, got {type(gradients)}",
         )
     for name, slot in layer.slots.items():
-        value = found.get(name)
+        value = gradients.get(name)
         whole = (step.batch, *slot.block.shape)
         if not isinstance(value, Tensor | RowGradients | ProductGradients):
             raise unsupported(

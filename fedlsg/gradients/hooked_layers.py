@@ -134,12 +134,15 @@ class Layer:
     narrows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        own, c = self.module._parameters, self.carried  # get_parameter takes 20 times as long
+        parameters, c = (
+            self.module._parameters,
+            self.carried,
+        )  # get_parameter takes 20 times as long
         self.is_norm = isinstance(self.formulas, NormGradients)
-        self.types = {name: p.dtype for name, p in own.items() if p is not None}
+        self.types = {name: p.dtype for name, p in parameters.items() if p is not None}
         self.parameters, self.from_input, self.from_inner = (), None, False
         for slot in self.slots:
-            p = own[slot.parameter]
+            p = parameters[slot.parameter]
             if p is not None and slot.block.part != "R":
                 self.parameters += (p,)
             if slot.part in ("L", "core"):
@@ -159,17 +162,17 @@ def make_layers(
     model: nn.Module, frame: Frame, precision: Precision, ways: Ways, slots: Sequence[Slot]
 ) -> list[Layer]:
     """The layers without the shortcuts of a pass, which depend on the values of the weights."""
-    of: dict[str, list[Slot]] = {}
+    slots_of: dict[str, list[Slot]] = {}
     others = ways.others
     for slot in slots:
         if slot.block.parameter not in others:
-            of.setdefault(slot.block.parameter.rpartition(".")[0], []).append(slot)
+            slots_of.setdefault(slot.block.parameter.rpartition(".")[0], []).append(slot)
     coordinates = {c.name: c for c in frame.coordinates}
     layers = []
     for path, module in modules_of(model).items():
-        if path in of:
-            own = tuple(map(turn, of[path]) if is_turned(module) else of[path])
-            layers.append(make_layer(path, module, own, coordinates))
+        if path in slots_of:
+            slots_here = tuple(map(turn, slots_of[path]) if is_turned(module) else slots_of[path])
+            layers.append(make_layer(path, module, slots_here, coordinates))
     return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
 
@@ -240,13 +243,13 @@ def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tenso
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, S in enumerate(squares):
         alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
-    found: dict[int, Tensor] = {}
+    inverses: dict[int, Tensor] = {}
     for places in alike.values():
         many = torch.stack([squares[place] for place in places])
         # LAPACK has no half precision
-        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
-        found |= zip(places, made.to(many.dtype).unbind(), strict=True)
-    return [found[place] for place in range(len(squares))]
+        inverted, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
+        inverses |= zip(places, inverted.to(many.dtype).unbind(), strict=True)
+    return [inverses[place] for place in range(len(squares))]
 
 
 def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
@@ -307,12 +310,14 @@ def place(
     A forward hook comes first, so that it sees the layer's own output, before a hook of the user
     changes it; a hook ``before`` the call comes last.
     """
-    own, key = vars(module), object()
-    hooks = own["_forward_pre_hooks" if before else "_forward_hooks"]
+    attributes, key = vars(module), object()
+    hooks = attributes["_forward_pre_hooks" if before else "_forward_hooks"]
     hooks[key] = hook
     if not before and len(hooks) > 1:
         hooks.move_to_end(key, last=False)
-    marked = own["_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"]
+    marked = attributes[
+        "_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"
+    ]
     marked[key] = True
     placed += ((hooks, key), (marked, key))
 

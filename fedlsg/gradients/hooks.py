@@ -280,8 +280,8 @@ class Pass:
     def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
         """What the layer's blocks need of its input x and its output."""
         same = x.dtype == layer.dtype
-        own = axis == 0 and same and needs_input(layer)
-        again, node = self.rematerialization.of(x) if own else None, output.grad_fn
+        keeps_inputs = axis == 0 and same and needs_input(layer)
+        again, node = self.rematerialization.of(x) if keeps_inputs else None, output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
             if axis != 0:
                 x, output, node = (

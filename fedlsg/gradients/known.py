@@ -57,10 +57,10 @@ def known(model: nn.Module) -> Known:
     """
     now = fingerprint_of_modules(model)
     marks = tuple(registered_layers().items()), now.structure, now.numbers
-    found = _known.get(model)
-    if found is None or found.marks != marks or any([part() is None for part in found.alive]):
-        found = _known[model] = Known(marks, [ref(part) for part in now.parts])
-    return found
+    entry = _known.get(model)
+    if entry is None or entry.marks != marks or any([part() is None for part in entry.alive]):
+        entry = _known[model] = Known(marks, [ref(part) for part in now.parts])
+    return entry
 
 
 def forget(model: nn.Module) -> None:
@@ -78,12 +78,12 @@ def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
     what is ``known`` of it.
     """
     checked = (now or known(model)).answers
-    found: Checked | None = checked.get(frame.layout)
-    if found is None:
+    trained: Checked | None = checked.get(frame.layout)
+    if trained is None:
         check_supported(model)
         check_frame(model, frame.embedded or frame)
-        found = checked[frame.layout] = trainable(model)
-    return found
+        trained = checked[frame.layout] = trainable(model)
+    return trained
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +141,7 @@ def prepare(
     through_outputs(layers)
     hooked = {id(layer.module) for layer in layers}
     norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
-    made = Prepared(
+    prepared = Prepared(
         known=now,
         parameters=parameters,
         kind=kind,
@@ -152,5 +152,5 @@ def prepare(
         norms=norms,
     )
     if frame in _same_weights:
-        _same_weights[frame] = made
-    return made
+        _same_weights[frame] = prepared
+    return prepared

@@ -106,8 +106,10 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
     Only the model's parameters are trained and clipped: those of the loss would stay as they are,
     without a word.
     """
-    own = set() if model is None else {id(p) for p in model.parameters()}
-    if names := [name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in own]:
+    of_model = set() if model is None else {id(p) for p in model.parameters()}
+    if names := [
+        name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in of_model
+    ]:
         raise ValueError(
             f"the loss has trainable parameters ({few(names)}), which no private step trains: move "
             "them into the model, whose forward applies them to its outputs, or freeze them with "
@@ -143,12 +145,12 @@ def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
 
 def first_numbers(value: Any) -> Tensor | None:
     """The first floating-point tensor in a model's outputs, if there is one."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     map_tensors(
-        lambda t: found.append(t) if t.is_floating_point() else None,
+        lambda t: tensors.append(t) if t.is_floating_point() else None,
         getattr(value, "logits", value),
     )
-    return found[0] if found else None
+    return tensors[0] if tensors else None
 
 
 def fits(t: Tensor, like: Tensor, *, strict: bool) -> bool:
@@ -168,8 +170,8 @@ def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> s
     """The message for leaves from which losses are computed and that no private step trains; None
     without any. ``model``: a copy of the ``original``, which has run.
     """
-    own = {id(p) for p in model.parameters()}
-    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in own}
+    of_model = {id(p) for p in model.parameters()}
+    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in of_model}
     if not others:
         return None
     if read := [name for name, p in original.named_parameters() if id(p) in others]:
@@ -183,11 +185,11 @@ def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> s
         for key, p in others.items()
         if isinstance(p, nn.Parameter)
     }
-    if not (found := list((shapes | names).values())):
+    if not (leaves := list((shapes | names).values())):
         return None  # inputs of which the model takes a derivative
     return (
         f"the losses depend on trainable parameters that the model has not registered "
-        f"({few(found)}), as of layers in a python list, a dict or a global variable, and no "
+        f"({few(leaves)}), as of layers in a python list, a dict or a global variable, and no "
         "private step trains them: hold layers in nn.ModuleList or nn.ModuleDict, and parameters "
         "in nn.ParameterList, or freeze them with requires_grad_(False)"
     )

@@ -146,8 +146,8 @@ def shown(loss: Any) -> str:
 
 def name_in_torch(loss: Any) -> str:
     """The name of a loss, of a function or a class; empty if it is not one of torch's."""
-    own = str(getattr(loss, "__module__", "")).startswith("torch.nn")
-    return str(getattr(loss, "__name__", "")) if own else ""
+    in_torch = str(getattr(loss, "__module__", "")).startswith("torch.nn")
+    return str(getattr(loss, "__name__", "")) if in_torch else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +200,10 @@ class PerExampleLoss:
                 "end the loss with .unflatten(0, (len(targets), -1))"
             )
         if not isinstance(losses, Tensor):
-            found = type(losses).__name__
+            returned = type(losses).__name__
             return (
-                f"{found}: give a tensor; one number averages over the batch (reduction='none' in "
-                "torch's losses)"
+                f"{returned}: give a tensor; one number averages over the batch (reduction='none' "
+                "in torch's losses)"
             )
         return (
             f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of "

@@ -43,10 +43,10 @@ def make_supported(model: nn.Module) -> Supported:
     for path, module in list(holder.named_modules(remove_duplicate=False)):
         shown = path.removeprefix("model").removeprefix(".") or "the model itself"
         for kinds, change in CHANGES:
-            found = change(module) if isinstance(module, kinds) else None
-            if found is None:
+            replacement = change(module) if isinstance(module, kinds) else None
+            if replacement is None:
                 continue
-            new, what = found
+            new, what = replacement
             parent, _, name = path.rpartition(".")
             setattr(holder.get_submodule(parent), name, new) if parent else holder.update(
                 {name: new}

@@ -40,23 +40,25 @@ def replace_parameters(
     """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the
     frame's blocks.
     """
-    of = {slot.block.parameter: slot for slot in slots}
+    by_name = {slot.block.parameter: slot for slot in slots}
     saved = [
-        (module, own, module._parameters[own]) for found in places.values() for module, own in found
+        (module, attribute, module._parameters[attribute])
+        for of_name in places.values()
+        for module, attribute in of_name
     ]
     frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
     try:
-        for name, found in places.items():
-            p = found[0][0]._parameters[found[0][1]]
+        for name, of_name in places.items():
+            p = of_name[0][0]._parameters[of_name[0][1]]
             assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, of[name]))
-            for module, own in found:
-                module._parameters[own] = leaf  # type: ignore[assignment]
+            leaf = uses.source(p, name, to_slot(uses.step, by_name[name]))
+            for module, attribute in of_name:
+                module._parameters[attribute] = leaf  # type: ignore[assignment]
         yield
     finally:
-        for module, own, p in saved:
-            module._parameters[own] = p
+        for module, attribute, p in saved:
+            module._parameters[attribute] = p
         uses.forget()
 
 
@@ -130,8 +132,8 @@ def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) ->
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = type(module).forward(module, x)
-    (found,) = torch.autograd.grad(y, [x], g.to(y.dtype), is_grads_batched=True)
-    return found
+    (gradient,) = torch.autograd.grad(y, [x], g.to(y.dtype), is_grads_batched=True)
+    return gradient
 
 
 def shared_output(
@@ -217,14 +219,14 @@ def leaves_of(x: Tensor) -> list[Tensor]:
     if x.is_leaf:
         return [x] if x.requires_grad else []
     seen: set[Node] = set()
-    due, found = [x.grad_fn], []
+    due, leaves = [x.grad_fn], []
     while due:
         node = due.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            found += [node.variable] if hasattr(node, "variable") else []
+            leaves += [node.variable] if hasattr(node, "variable") else []
             due += [before for before, _ in node.next_functions]
-    return found
+    return leaves
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:

@@ -129,8 +129,10 @@ def refusal(module: nn.Module) -> str | None:
     if (reason := refusal_of_weight(module)) is not None:
         return reason
     kind = kind_of(module)
-    own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
-    if hooked := [name for name, p in own.items() if p._backward_hooks]:
+    trained = {
+        name: p for name, p in module._parameters.items() if p is not None and p.requires_grad
+    }
+    if hooked := [name for name, p in trained.items() if p._backward_hooks]:
         return (
             f"a hook on the gradient of {', '.join(hooked)} (register_hook) would not run: "
             "gradients of single examples are clipped, and never arrive there; remove it, and "
@@ -139,7 +141,7 @@ def refusal(module: nn.Module) -> str | None:
     if kind is not None:
         inside = trainable(module)
         return kind.refusal(module) or refusal_of_type(inside) if inside else None
-    return refusal_to_train(module, own) if own else None
+    return refusal_to_train(module, trained) if trained else None
 
 
 def refusal_of_type(own: Mapping[str, nn.Parameter]) -> str | None:
@@ -200,10 +202,13 @@ def refusal_of_weight(module: nn.Module) -> str | None:
     for hook in module._forward_pre_hooks.values():
         for kind, named, remove in HOOKS:
             if isinstance(hook, kind):
-                own: str = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
-                fix = f"use torch.nn.utils.{remove.format(own)}, or freeze it"
+                weight: str = (
+                    hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+                )
+                fix = f"use torch.nn.utils.{remove.format(weight)}, or freeze it"
                 return (
-                    f"no per-example gradients of a layer whose {own} is computed by {named}; {fix}"
+                    f"no per-example gradients of a layer whose {weight} is computed by {named}; "
+                    f"{fix}"
                 )
     return None
 

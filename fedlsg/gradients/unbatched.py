@@ -97,8 +97,8 @@ class Unbatched(Tensor):
         """Every operation on such a value."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            own = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
-            return own.uses.apply(func, args, kwargs)
+            first = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
+            return first.uses.apply(func, args, kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,11 +127,11 @@ def gradients_at(
         yield g if not isinstance(g, Tensor) else g.reshape(batch, *source.leaf.shape)
         return
     whole = (g if isinstance(g, Tensor) else g.dense()).reshape(batch, *value.shape)
-    (found,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         value, [source.leaf], whole, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
-    if found is not None:
-        yield found
+    if gradient is not None:
+        yield gradient
 
 
 def alone(

@@ -177,9 +177,9 @@ class Uses:
             return value
         if not value.requires_grad:
             return value.as_subclass(Tensor)
-        one: Tensor = value
+        single: Tensor = value
         if value.ndim < dimensions:
-            one = value.reshape((1,) * (dimensions - value.ndim) + tuple(value.shape))
+            single = value.reshape((1,) * (dimensions - value.ndim) + tuple(value.shape))
         elif value.shape[0] != 1:
             if not self._has_batch(value) or value.stride(0) != 0:
                 raise self.refuse(
@@ -187,12 +187,12 @@ class Uses:
                     "has a row for each place in the batch, where every example needs its own "
                     "copy of one value; expand(B, ...) the parameter last",
                 )
-            one = value[:1]
-        self.copies.append((one, len(self.starts), 0))
+            single = value[:1]
+        self.copies.append((single, len(self.starts), 0))
         leaf = (
-            one.detach()
+            single.detach()
             .as_subclass(Tensor)
-            .expand(self.step.batch, *one.shape[1:])
+            .expand(self.step.batch, *single.shape[1:])
             .requires_grad_()
         )
         self.starts.append(leaf)
@@ -214,9 +214,9 @@ class Uses:
                 f"{tuple(value.shape)}, which is no copy for each example",
                 STATE_FIX,
             )
-        one = value[:, :1]
-        self.copies.append((one, len(self.starts), 1))
-        leaf = one.detach().as_subclass(Tensor).expand(-1, batch, -1).requires_grad_()
+        single = value[:, :1]
+        self.copies.append((single, len(self.starts), 1))
+        leaf = single.detach().as_subclass(Tensor).expand(-1, batch, -1).requires_grad_()
         self.starts.append(leaf)
         return leaf.contiguous()
 
@@ -356,8 +356,8 @@ class Uses:
         self.reads[name] += 1
         axis = axis_of_read(self.step, name, self.reads[name], ids)
         if axis is None:
-            found: Tensor = self.wrap(func(*args, **kwargs), mine)
-            return found
+            rows: Tensor = self.wrap(func(*args, **kwargs), mine)
+            return rows
         layer = SimpleNamespace(weight=plain(W))
         y = F.embedding(ids, layer.weight, padding)
         padding = padding if padding is None or padding >= 0 else padding + len(W)
@@ -401,8 +401,8 @@ class Uses:
         """Pull all gradients back to the sources. ``gradients`` are those of the pass' leaves."""
         with torch._C.DisableTorchFunctionSubclass():
             self.found += [
-                (one, g.movedim(axis, 0))
-                for one, i, axis in self.copies
+                (single, g.movedim(axis, 0))
+                for single, i, axis in self.copies
                 if (g := gradients[i]) is not None
             ]
             # what a later one receives may go on to an earlier one

@@ -33,20 +33,20 @@ class Units(Mask, kind="units"):
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """Dense blocks whole."""
         axes = {b: 0 if b.part == "L" else 1 for b in blocks if b.part != "dense"}
-        some = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
+        masked = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
         if self.importance == "random":
             generator = partial(public.generator, "units", public.time.epoch)
             index = [
                 uniform(b.shape[axis], rate, generator=generator(b.parameter, b.part))
-                for b, axis in some
+                for b, axis in masked
             ]
         else:
             # one look at W for both of its blocks
             importance = cache(partial(self._importance, public))
             index = keep_units_of_each(
-                [importance(b.parameter)[axis] for b, axis in some], rate, self.direction
+                [importance(b.parameter)[axis] for b, axis in masked], rate, self.direction
             )
-        keeps = {b: Keep(axis=axis, index=i) for (b, axis), i in zip(some, index, strict=True)}
+        keeps = {b: Keep(axis=axis, index=i) for (b, axis), i in zip(masked, index, strict=True)}
         return tuple(replace(b, keep=keeps[b]) if b in keeps else b for b in blocks)
 
     def _importance(self, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
@@ -270,12 +270,14 @@ def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
     kept: Any = call(choose, block, public=public)
     where = f"mask by {name_of(choose)} for the {block.part} block of {block.parameter}"
     if not isinstance(kept, Tensor) or kept.dtype != torch.bool or tuple(kept.shape) != block.shape:
-        found = (
+        returned = (
             f"{kept.dtype} of shape {tuple(kept.shape)}"
             if isinstance(kept, Tensor)
             else type(kept).__name__
         )
-        raise ValueError(f"{where}: expected a boolean tensor of shape {block.shape}, got {found}")
+        raise ValueError(
+            f"{where}: expected a boolean tensor of shape {block.shape}, got {returned}"
+        )
     if not bool(kept.any()):
         raise ValueError(f"{where}: expected one coordinate at least that is kept, got none")
     if bool(kept.all()):

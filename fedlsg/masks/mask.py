@@ -154,11 +154,11 @@ class Mask:
 
     def __new__(cls, **given: Any) -> "Mask":
         kind: Any = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
-        made = object.__new__(_kinds.get(kind, cls))
+        mask = object.__new__(_kinds.get(kind, cls))
         # replace(mask, kind=...): python initializes objects of the class itself only
-        if not isinstance(made, cls):
-            made.__init__(**given)  # type: ignore[misc]
-        return made
+        if not isinstance(mask, cls):
+            mask.__init__(**given)  # type: ignore[misc]
+        return mask
 
     def __init_subclass__(cls, kind: str, **more: Any) -> None:
         super().__init_subclass__(**more)

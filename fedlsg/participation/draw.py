@@ -49,16 +49,18 @@ class Trace:
 
     def available(self, client: int, now: float) -> bool:
         """Whether a client is there at a time: from <= now < to of one of its intervals."""
-        own = self.intervals.get(client)
-        if own is None:
+        intervals = self.intervals.get(client)
+        if intervals is None:
             return True
-        place = bisect_right(own, (now, math.inf))
-        return place > 0 and now < own[place - 1][1]
+        place = bisect_right(intervals, (now, math.inf))
+        return place > 0 and now < intervals[place - 1][1]
 
     @cached_property
     def arrivals(self) -> tuple[float, ...]:
         """The times at which a client comes, ascending."""
-        return tuple(sorted({start for own in self.intervals.values() for start, _ in own}))
+        return tuple(
+            sorted({start for intervals in self.intervals.values() for start, _ in intervals})
+        )
 
 
 def read_trace(path: Path, clients: int) -> Trace:
@@ -81,12 +83,12 @@ def read_trace(path: Path, clients: int) -> Trace:
             f"{path}: expected the first line client,from,to, got "
             f"{','.join(lines[0]) if lines else ''!r}"
         )
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_client: dict[int, list[tuple[float, float]]] = {}
     for number, line in enumerate(lines[1:], 2):
         if line:
             client, start, end = _parse(line, clients, f"{path}, line {number}")
-            found.setdefault(client, []).append((start, end))
-    intervals = {client: _merge(own) for client, own in sorted(found.items())}
+            by_client.setdefault(client, []).append((start, end))
+    intervals = {client: _merge(spans) for client, spans in sorted(by_client.items())}
     return Trace(intervals=intervals, digest=hashlib.sha256(data).hexdigest())
 
 
@@ -191,8 +193,8 @@ class Participation:
             times += [time for time in self.availability.arrivals if time > now]
         start, there = now, self._there(round, now)
         for time in times:
-            if len(found := self._there(round, time)) >= self.least:
-                start, there = time, found
+            if len(available := self._there(round, time)) >= self.least:
+                start, there = time, available
                 break
         return start, self.selection.select(
             self.clients, self.selected, round=round, seed=self.seed, available=there

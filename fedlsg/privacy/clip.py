@@ -85,22 +85,24 @@ def clipped_sums(
         return _sums_of_slots(
             gradients, norms, mechanism, [len(run) for run in runs], slot
         ).unbind()
-    found = []
+    sums = []
     for run in runs:
-        own = [
+        parts = [
             b.part(run.start, run.stop)
             if isinstance(b, GhostGradients)
             else b[run.start : run.stop]
             for b in gradients
         ]
-        found.append(
-            _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
+        sums.append(
+            _clipped_sum(
+                parts, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM
+            )
             if run
             else torch.zeros(
-                sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device
+                sum(math.prod(b.shape[1:]) for b in parts), dtype=narrow, device=norms.device
             )
         )
-    return found
+    return sums
 
 
 def _sums_of_slots(
@@ -121,16 +123,16 @@ def _sums_of_slots(
         .expand(len(sizes), -1, -1)
     )
     total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
-    some = None if finite.all() else finite
+    finite_rows = None if finite.all() else finite
     with without_autocast(norms.device.type):
-        for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
+        for out, factor, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
             if isinstance(block, GhostGradients):
-                out.copy_(block.part(0, rows).weighted_sums(own, some))
+                out.copy_(block.part(0, rows).weighted_sums(factor, finite_rows))
             else:
                 kept = block[:rows].reshape(len(counts), slot, -1)
-                if some is not None:
-                    kept = kept.masked_fill(~some.view(-1, slot, 1), 0.0)
-                out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
+                if finite_rows is not None:
+                    kept = kept.masked_fill(~finite_rows.view(-1, slot, 1), 0.0)
+                out.copy_(torch.bmm(factor.unsqueeze(1), kept).squeeze(1))
     return total
 
 
@@ -292,6 +294,9 @@ def clip_parts(
     squares = [torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square() for u in units]
     scale = {}
     for rest in (False, True):
-        norm = sum(s for s, own in zip(squares, is_rest, strict=True) if own is rest) ** 0.5
+        norm = (
+            sum(s for s, is_own_rest in zip(squares, is_rest, strict=True) if is_own_rest is rest)
+            ** 0.5
+        )
         scale[rest] = (frame.part_norm / norm.clamp_min(frame.part_norm)).unsqueeze(1)
     return [u * scale[rest].to(u) for u, rest in zip(units, is_rest, strict=True)]

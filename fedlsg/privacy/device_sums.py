@@ -72,11 +72,15 @@ def sum_in_groups(
     size = min(ROWS, -(-most // GROUP) * GROUP)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     with all_digits(rows.device.type):
-        for some, own in zip(rows.split(size), factors.split(size), strict=True):
-            if len(some) < size:  # the last one is filled up with zeros
-                some = torch.cat([some, some.new_zeros(size - len(some), some.shape[1])])
-                own = torch.cat([own, own.new_zeros(size - len(own))])
-            groups = torch.bmm(own.view(-1, 1, GROUP), some.view(-1, GROUP, some.shape[1]))
+        for group, group_factors in zip(rows.split(size), factors.split(size), strict=True):
+            if len(group) < size:  # the last one is filled up with zeros
+                group = torch.cat([group, group.new_zeros(size - len(group), group.shape[1])])
+                group_factors = torch.cat(
+                    [group_factors, group_factors.new_zeros(size - len(group_factors))]
+                )
+            groups = torch.bmm(
+                group_factors.view(-1, 1, GROUP), group.view(-1, GROUP, group.shape[1])
+            )
             total += groups.squeeze(1).sum(0, dtype=torch.float64)
     return total
 

@@ -303,16 +303,16 @@ def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float
     Lambdas differ in their last bits, and each new value is a search. The last number is then a
     lower bound as well.
     """
-    own = (now.sample_rate, now.noise_multiplier)
+    charge = (now.sample_rate, now.noise_multiplier)
     level = population.DISPLAYED
-    near = (min(population.grid_up(own[0], level), 1.0), population.grid_down(own[1], level))
+    near = (min(population.grid_up(charge[0], level), 1.0), population.grid_down(charge[1], level))
     many = max_steps.cache_info().currsize >= population.EXACT
     each = (
         population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level)
         if now.log_ratio
         else 0.0
     )
-    for q, sigma in (near, own) if many else (own,):
+    for q, sigma in (near, charge) if many else (charge,):
         yield max_steps(
             epsilon=budget,
             delta=delta,

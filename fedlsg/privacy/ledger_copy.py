@@ -116,28 +116,29 @@ def check_bounded(client: int, entries: Sequence[Entry]) -> None:
     A client of its own accord would not train on: its ``epsilon-max`` is finite. One such ledger
     would make the epsilon of the run infinite.
     """
-    of = f"the ledger of client {client}"
+    whose = f"the ledger of client {client}"
     if not all(entry.private for entry in entries):
-        raise LedgerError(f"{of} has a release without privacy: no epsilon holds for its data")
+        raise LedgerError(f"{whose} has a release without privacy: no epsilon holds for its data")
     if sum(entry.steps for entry in entries) > LARGEST_STEPS:
-        raise LedgerError(f"{of} has more than {LARGEST_STEPS:,} steps")
+        raise LedgerError(f"{whose} has more than {LARGEST_STEPS:,} steps")
     epochs = sum(entry.steps // entry.batches + 2 for entry in entries if entry.batches)
     if epochs > MOST_EPOCHS:
         raise LedgerError(
-            f"{of} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}"
+            f"{whose} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}"
         )
     plain, log_ratio = split(Totals().extended(entries).events())
     if log_ratio > LARGEST_RATIO:
         raise LedgerError(
-            f"{of} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon holds"
+            f"{whose} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon "
+            "holds"
         )
     try:
         least = min((event.noise_multiplier for event in canonical(plain)), default=1.0)
     except AccountingError as error:
-        raise LedgerError(f"{of}: {error}") from None
+        raise LedgerError(f"{whose}: {error}") from None
     if least < SMALLEST_NOISE:
         raise LedgerError(
-            f"{of} has noise multipliers of {least:.3g} together, below {SMALLEST_NOISE:g}: no "
+            f"{whose} has noise multipliers of {least:.3g} together, below {SMALLEST_NOISE:g}: no "
             "epsilon is certified"
         )
 

@@ -152,18 +152,20 @@ class RunLedger:
         """What a client is charged for; of ``SERVER``: what all clients are, where the server adds
         the noise.
         """
-        self._clients[client] = found = self._clients.pop(client, None) or ClientCharges(
+        self._clients[client] = charges = self._clients.pop(client, None) or ClientCharges(
             self, client
         )
         if len(self._clients) > CLIENTS_REMEMBERED:
             self._clients.popitem(last=False)
-        return found
+        return charges
 
     def clients(self) -> list[int]:
         """Every client with a charge or a ledger of its own; without the server."""
         names = (path.stem.removeprefix("client-") for path in self.folder.glob("client-*.jsonl"))
-        own = {int(name) for name in names if name.isdecimal()}
-        return sorted((own | {c for c, found in self.read().entries.items() if found}) - {SERVER})
+        numbers = {int(name) for name in names if name.isdecimal()}
+        return sorted(
+            (numbers | {c for c, entries in self.read().entries.items() if entries}) - {SERVER}
+        )
 
     def charge(self, entries: Sequence[Entry]) -> None:
         """Append entries as one record; when this returns, they are on disk. Raises LedgerError:
@@ -325,8 +327,10 @@ def _charged(line: bytes) -> tuple[Entry, ...]:
     """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are
     decoded once.
     """
-    found = parse_json(line, MOST_CHARGES)["charged"]
-    return tuple(map(decode_entry, found) if isinstance(found, list) else decode_entries(found))
+    entries = parse_json(line, MOST_CHARGES)["charged"]
+    return tuple(
+        map(decode_entry, entries) if isinstance(entries, list) else decode_entries(entries)
+    )
 
 
 def _content(path: Path, start: int) -> bytes:

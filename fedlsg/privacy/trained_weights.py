@@ -55,16 +55,17 @@ class Writer:
 
     def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
         self.lasting, self.fresh_data = lasting, fresh_data
-        self._before: dict[str, bytes] = {}
-        self._left: dict[str, tuple[int, int]] = {}
-        self._noted: dict[str, bytes] = {}
+        self._digests_before: dict[str, bytes] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._digests: dict[str, bytes] = {}
+        """Of what it wrote last."""
 
     def begin(self, trained: Mapping[str, Tensor], most: int = KEPT) -> None:
         """Remember what ``most`` of the tensors are before they are trained: what does not move is
         nobody's.
         """
         every = (len(trained) - 1) // most + 1
-        self._before = {name: digest_of(trained[name]) for name in list(trained)[::every]}
+        self._digests_before = {name: digest_of(trained[name]) for name in list(trained)[::every]}
 
     def check(self, model: nn.Module, way: str) -> None:
         """Raise ValueError, naming ``way``, for weights of another writer, whose steps this one
@@ -74,8 +75,8 @@ class Writer:
         their owner's word.
         """
         parameters = dict(model.named_parameters())
-        same = self._left == _versions(parameters) and all(
-            digest_of(parameters[name]) == digest for name, digest in self._noted.items()
+        same = self._versions == _versions(parameters) and all(
+            digest_of(parameters[name]) == digest for name, digest in self._digests.items()
         )  # numbers that were written through .data or numpy have no new version
         if self.fresh_data or same:
             return
@@ -93,17 +94,19 @@ class Writer:
         move, are not.
         """
         for name, tensor in written.items():
-            known = name in self._before
+            known = name in self._digests_before
             digest = digest_of(tensor) if known else b""
-            if known and digest == self._before[name]:
+            if known and digest == self._digests_before[name]:
                 continue
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 _PARAMETERS[tensor] = self
             if len(digest) == DIGEST:
                 _DIGESTS.pop(digest, None)  # it becomes the newest
                 _DIGESTS[digest] = self
-        self._left = _versions(written)
-        self._noted = {name: digest_of(written[name]) for name in self._before.keys() & written}
+        self._versions = _versions(written)
+        self._digests = {
+            name: digest_of(written[name]) for name in self._digests_before.keys() & written
+        }
         while len(_DIGESTS) > KEPT:
             del _DIGESTS[next(iter(_DIGESTS))]
 

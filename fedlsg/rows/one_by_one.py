@@ -165,8 +165,8 @@ class OneByOne:
         if missing := [
             place for place, row in zip(positions.tolist(), rows, strict=True) if row is None
         ]:
-            with closing(self._each(missing)) as made:
-                rows = [next(made) if row is None else row for row in rows]
+            with closing(self._each(missing)) as missing_rows:
+                rows = [next(missing_rows) if row is None else row for row in rows]
         inputs, targets = collate([row for row in rows if row is not None], self.name, self._dtype)
         return each(inputs, lambda t: t.to(self._device)), each(
             targets, lambda t: t.to(self._device)
@@ -186,8 +186,8 @@ class OneByOne:
                 yield from self._workers.take(1)
             return
         with self._draws.making():
-            for one in asked:
-                yield self._keyed.row(*one)
+            for row in asked:
+                yield self._keyed.row(*row)
 
 
 def _bytes_of(part: Any) -> int:

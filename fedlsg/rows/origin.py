@@ -50,14 +50,16 @@ def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
         owners = np.searchsorted(ends, places, side="right")
         origins = np.empty(len(places), dtype=np.uint64)
         for owner, part in enumerate(data.datasets):
-            own = owners == owner
-            origins[own] = origins_of(part, places[own] - (ends[owner - 1] if owner else 0))
+            of_owner = owners == owner
+            origins[of_owner] = origins_of(
+                part, places[of_owner] - (ends[owner - 1] if owner else 0)
+            )
         return origins
     if isinstance(data, list):
         rows = [data[place] for place in places]
-        own = np.asarray([-1 if isinstance(row, PLAIN) else id(row) for row in rows])
+        of_owner = np.asarray([-1 if isinstance(row, PLAIN) else id(row) for row in rows])
         plain = mixed(np.full(len(places), id(data)), places)
-        return mixed(own, np.where(own < 0, plain, 0))
+        return mixed(of_owner, np.where(of_owner < 0, plain, 0))
     parts = _parts_of(data)
     if not parts:
         return mixed(np.full(len(places), id(data)), places)
@@ -65,10 +67,10 @@ def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
     for part in parts:
         if isinstance(part, torch.Tensor):
             step = part.stride(0) * part.element_size()
-            own = mixed(places * step + part.data_ptr(), np.full(len(places), step))
+            of_owner = mixed(places * step + part.data_ptr(), np.full(len(places), step))
         else:
-            own = origins_of(part, places)
-        origins = mixed(origins, own)
+            of_owner = origins_of(part, places)
+        origins = mixed(origins, of_owner)
     return origins
 
 

@@ -115,7 +115,7 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
 
     A type of C refuses ``setattr``: its dictionary is changed, and its cache is told.
     """
-    found: list[tuple[dict[str, Any], str, Any, Any]] = []
+    methods: list[tuple[dict[str, Any], str, Any, Any]] = []
     torch_seed, python_seed = vars(torch.Generator)["manual_seed"], vars(_random.Random)["seed"]
     numpy_seed = vars(MT19937)["_legacy_seeding"]
 
@@ -130,11 +130,11 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
         for name in names:
             if (original := vars(kind).get(name)) is not None:
                 method = _seeding(original, seed, tells=name == "seed" and kind is torch.Generator)
-                found.append((_space_of(kind), name, original, method))
+                methods.append((_space_of(kind), name, original, method))
     for bits in BITS:
         original = vars(bits)["state"]
-        found.append((_space_of(bits), "state", original, _state_of(bits, original)))
-    return found
+        methods.append((_space_of(bits), "state", original, _state_of(bits, original)))
+    return methods
 
 
 def _space_of(kind: type) -> dict[str, Any]:

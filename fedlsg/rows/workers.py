@@ -74,8 +74,8 @@ class RowWorkers(Generic[Ask, Made]):
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
             try:
                 waiting = [pool.submit(_ready) for _ in range(self.count)]
-                for one in waiting:
-                    one.result()
+                for worker in waiting:
+                    worker.result()
             except Exception as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 how = self._context.get_start_method()

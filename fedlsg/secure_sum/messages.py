@@ -48,12 +48,12 @@ def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
     """Words below 2^bits as ``packed_bytes`` bytes."""
     if bits == 8 * words.itemsize:
         return words.tobytes()
-    found = bytearray()
+    packed = bytearray()
     for start in range(0, len(words), PACKED_AT_ONCE):
         part = words[start : start + PACKED_AT_ONCE]
         spread = np.unpackbits(part.view(np.uint8), bitorder="little").reshape(len(part), -1)
-        found += np.packbits(spread[:, :bits], bitorder="little").data
-    return bytes(found)
+        packed += np.packbits(spread[:, :bits], bitorder="little").data
+    return bytes(packed)
 
 
 def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
@@ -73,8 +73,8 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
     for start in range(0, length, PACKED_AT_ONCE):
         part = words[start : start + PACKED_AT_ONCE]
         spread = np.zeros((len(part), 8 * kind.itemsize), np.uint8)
-        own = raw[start * bits // 8 :]
-        spread[:, :bits] = np.unpackbits(own, count=len(part) * bits, bitorder="little").reshape(
+        window = raw[start * bits // 8 :]
+        spread[:, :bits] = np.unpackbits(window, count=len(part) * bits, bitorder="little").reshape(
             -1, bits
         )
         part[:] = np.packbits(spread, bitorder="little").view(kind)

@@ -101,17 +101,17 @@ def _revealed(
     lies, and nobody is named.
     """
     trusted = {point: share for point, share in shares.items() if point not in wrong}
-    threshold, of = terms.plan.threshold, f"{what} of client {owner}"
-    for some in (trusted, shares) if len(trusted) >= threshold else (shares,):
-        for point in (None, *sorted(some)[: threshold if len(some) > threshold else 0]):
-            others = {other: share for other, share in some.items() if other != point}
+    threshold, whose = terms.plan.threshold, f"{what} of client {owner}"
+    for tried in (trusted, shares) if len(trusted) >= threshold else (shares,):
+        for point in (None, *sorted(tried)[: threshold if len(tried) > threshold else 0]):
+            others = {other: share for other, share in tried.items() if other != point}
             if announced[owner].gave(
-                found := combine(others, threshold, of), what, terms.digest, owner
+                secret := combine(others, threshold, whose), what, terms.digest, owner
             ):
                 wrong |= set() if point is None else {point}
-                return found
+                return secret
     if len(shares) == threshold:
-        raise SecureSumError(f"{of}: its shares, or that of a holder, are wrong")
+        raise SecureSumError(f"{whose}: its shares, or that of a holder, are wrong")
     raise WrongSharesError(what, owner)
 
 
@@ -167,7 +167,9 @@ class Server:
         )
         tables = {
             client: {
-                other: found.keys for other, found in self._announced.items() if other != client
+                other: announced.keys
+                for other, announced in self._announced.items()
+                if other != client
             }
             for client in self._announced
         }
@@ -282,14 +284,14 @@ class Server:
         body = wire.read(message, wire.ANSWER, client, self.terms, least=size, most=size)
         if body[:32] != self._sets:
             raise SecureSumError(f"answer of client {client}: it is for other sets of clients")
-        of = f"answer of client {client}"
-        given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=of)
-        given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=of)
+        whose = f"answer of client {client}"
+        given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=whose)
+        given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=whose)
         if any(
             int.from_bytes(share, "big") >= PRIME
             for share in (*given_seeds.values(), *given_keys.values())
         ):
-            raise SecureSumError(f"{of}: expected shares below 2^256 - 189")
+            raise SecureSumError(f"{whose}: expected shares below 2^256 - 189")
         for given, known in ((given_seeds, seeds), (given_keys, keys)):
             for owner, share in given.items():
                 known[owner][self.terms.points[client]] = share
@@ -322,11 +324,11 @@ class Server:
             if client in left:
                 left.remove(client)
                 try:
-                    found = read(client, message)
+                    body = read(client, message)
                 except SecureSumError as error:
                     self.refused[client] = str(error)
                 else:
-                    yield client, found
+                    yield client, body
             elif client in self.terms.points:
                 self.refused.setdefault(
                     client, "a message that was not expected: a second one, or after a dropout"

@@ -114,10 +114,10 @@ class RoundPlan:
         To a server that adds the noise a client sends its update as it is, and its own entry says
         so. It does not know the clip norm, which may move. Clients of equal terms share one plan.
         """
-        own = terms.noise_multiplier, terms.sample_rate, terms.num_examples
-        if own not in self._for_terms:
-            self._for_terms[own] = self._at_terms(terms)
-        return self._for_terms[own]
+        key = terms.noise_multiplier, terms.sample_rate, terms.num_examples
+        if key not in self._for_terms:
+            self._for_terms[key] = self._at_terms(terms)
+        return self._for_terms[key]
 
     @cached_property
     def _for_terms(self) -> dict[tuple[float, float, int], "RoundPlan"]:
@@ -139,8 +139,8 @@ class RoundPlan:
         """
         if not self.mechanism.is_plain:
             return fixed
-        own = sum(one.weight * self.for_client(one).local.batch for one in clients)
-        return fixed if math.isclose(own, fixed, rel_tol=SAME) else own
+        batches = sum(terms.weight * self.for_client(terms).local.batch for terms in clients)
+        return fixed if math.isclose(batches, fixed, rel_tol=SAME) else batches
 
     def at_clip_norm(self, clip_norm: float) -> "RoundPlan":
         """The same round at another clip norm."""
@@ -238,12 +238,12 @@ def plan_round(
             round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, unit=unit
         )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
-    one = replace(local.single(), shuffled=0)  # every example takes part
+    single_step = replace(local.single(), shuffled=0)  # every example takes part
     return RoundPlan(
         round=round,
         frame=frame,
         mechanism=mechanism,
-        local=one,
+        local=single_step,
         sums=sums,
         unit=EXAMPLE if unit.whole else unit,
     )
@@ -251,15 +251,15 @@ def plan_round(
 
 def different_terms(terms: Sequence[ClientTerms]) -> Collection[ClientTerms]:
     """Each of the terms once. Very many clients share the object of their size."""
-    return dict.fromkeys({id(one): one for one in terms}.values())
+    return dict.fromkeys({id(client): client for client in terms}.values())
 
 
 def sizes_of(terms: Sequence[ClientTerms]) -> list[int]:
     """Declared examples of each client."""
-    return [one.num_examples for one in terms]
+    return [client.num_examples for client in terms]
 
 
 def each(terms: Sequence[ClientTerms], value: Callable[[ClientTerms], float]) -> list[float]:
     """A value of each client's terms, computed once for clients that share an object."""
-    known = {key: value(one) for key, one in {id(one): one for one in terms}.items()}
-    return [known[id(one)] for one in terms]
+    known = {key: value(client) for key, client in {id(client): client for client in terms}.items()}
+    return [known[id(client)] for client in terms]

@@ -229,17 +229,17 @@ def extra_vectors(state: ServerState) -> dict[str, Tensor]:
     ]
     # before the first update they follow from the settings
     names = _sent(kept) if state.updates else []
-    found = {
+    vectors = {
         name: torch.cat([each[name].flatten() for each in kept if name in each]) for name in names
     }
     basis, round = state.basis, state.next_round
     if basis is not None and basis.round == refresh_of(round, state.method.carrier) < round:
-        found["basis"] = flatten(basis)
+        vectors["basis"] = flatten(basis)
     if state.memory is not None:
-        found["memory-counters"] = torch.tensor([state.memory.epoch, state.memory.updates])
+        vectors["memory-counters"] = torch.tensor([state.memory.epoch, state.memory.updates])
         sums = {"memory-current": state.memory.current, "memory-last": state.memory.last}
-        found |= {name: value for name, value in sums.items() if value is not None}
-    return found
+        vectors |= {name: value for name, value in sums.items() if value is not None}
+    return vectors
 
 
 def restart(
@@ -260,11 +260,11 @@ def restart(
         for each, part in zip(places, extra[name].split(sizes), strict=True):
             each[name] = part.to(each[name], copy=True).reshape(each[name].shape)
     state.optimizer.state.clear()
-    for p, own in zip(trainable(state.model).values(), memory, strict=True):
-        if STEP in own:
-            own[STEP] = torch.full_like(own[STEP], updates)
-        if own:
-            state.optimizer.state[p] = own
+    for p, buffers in zip(trainable(state.model).values(), memory, strict=True):
+        if STEP in buffers:
+            buffers[STEP] = torch.full_like(buffers[STEP], updates)
+        if buffers:
+            state.optimizer.state[p] = buffers
     if state.memory is not None:
         epoch, counted = (int(number) for number in extra["memory-counters"])
         sums = (extra.get("memory-current"), extra.get("memory-last"))

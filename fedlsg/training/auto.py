@@ -91,12 +91,14 @@ def auto_server(
         rate *= HEAD_LENGTH / row_length
     elif dense and not pretrained:
         rate *= min(1.0, size) if regression else size
-    own = {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
+    head_rate = (
+        {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
+    )
     return {
         "optimizer": "adam",
         "optimizer_options": "betas=0.5 0.99",
         "learning_rate": float(f"{rate * (PRETRAINED if pretrained else 1.0):.4g}"),
-        **own,
+        **head_rate,
         "layer_rates": "fan-in" if dense else "equal",
         "ema": float(f"{max(0.0, 1 - 5 / updates):.4g}"),
     }

@@ -279,10 +279,10 @@ def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:
     device = next(iter(x.parameters.values())).device
     total = torch.zeros(x.frame.kept, dtype=torch.float64, device=device)
     with same_weights(x.frame):
-        for some in next_batch(x).split(size):
+        for microbatch in next_batch(x).split(size):
             each = [
                 _gradient_of_person(x, persons, rows, size)
-                for rows in persons.rows_of(some, x.draws.stream)
+                for rows in persons.rows_of(microbatch, x.draws.stream)
             ]
             if each:
                 stacked = [torch.stack(block) for block in zip(*each, strict=True)]
@@ -301,8 +301,10 @@ def _gradient_of_person(
     sums: list[Tensor] = []
     for _, micro in runs_of(rows, x.groups, Shape(size=size)):
         gradients = row_gradients(x, *x.batch(micro), max(len(micro), LEAST))
-        own = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-        sums = own if not sums else [total.add_(g) for total, g in zip(sums, own, strict=True)]
+        summed = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        sums = (
+            summed if not sums else [total.add_(g) for total, g in zip(sums, summed, strict=True)]
+        )
     return sums if persons.gradient == "sum" else [total / len(rows) for total in sums]
 
 

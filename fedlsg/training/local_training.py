@@ -174,11 +174,11 @@ def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
     """
     if not pull:
         return [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
-    found, velocity = [1.0], 1.0
-    while len(found) < steps:
-        velocity = momentum * velocity - pull * found[-1]
-        found.append(found[-1] + velocity)
-    return found
+    factors, velocity = [1.0], 1.0
+    while len(factors) < steps:
+        velocity = momentum * velocity - pull * factors[-1]
+        factors.append(factors[-1] + velocity)
+    return factors
 
 
 def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float = 0.0) -> float:
@@ -250,8 +250,8 @@ def shape_of(
     batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where a row leaves,
     all later ones move up by one place. ``one_shape``: that of the frame.
     """
-    some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
-    on_cpu = all(p.device.type == "cpu" for p in some)
+    weights, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
+    on_cpu = all(p.device.type == "cpu" for p in weights)
     if one_shape or local.one_shape or not on_cpu:
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
         if on_cpu and size > 1:
@@ -260,7 +260,7 @@ def shape_of(
     if (
         local.precision == FLOAT32
         and keeps_float32_digits("cpu")
-        and all(p.itemsize >= FULL for p in some)
+        and all(p.itemsize >= FULL for p in weights)
     ):
         return Shape(size=size)
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))

@@ -117,13 +117,15 @@ def _pass(steps: Sequence[StepInputs], slots: Sequence[int], fitting: Sequence[i
     size = math.ceil(sum(slots) / ROWS_ON_CPU) * ROWS_ON_CPU
     inputs, targets = (fill(_joined(parts), size) for parts in zip(*filled, strict=True))
     starts = list(accumulate(slots, initial=0))[:-1]
-    counts = [len(own.positions) if i in fitting else 0 for i, own in enumerate(drawn)]
+    counts = [len(batch.positions) if i in fitting else 0 for i, batch in enumerate(drawn)]
     runs = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
     even = slots[0] if len(set(slots)) == 1 else 0
     totals = clipped_sums(
         units_of(steps[0], inputs, targets, size), steps[0].mechanism, runs, slot=even
     )
-    return [replace(own, total=totals[i] if i in fitting else None) for i, own in enumerate(drawn)]
+    return [
+        replace(batch, total=totals[i] if i in fitting else None) for i, batch in enumerate(drawn)
+    ]
 
 
 def _first(batch: tuple[Inputs, Any]) -> tuple[Inputs, Any]:

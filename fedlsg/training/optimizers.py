@@ -36,20 +36,23 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 @cache  # of installed torch: for a process
 def classes() -> Mapping[str, type[Optimizer]]:
     """The classes that need a gradient and a learning rate only, by the name that a user gives."""
-    found: dict[str, type[Optimizer]] = {
+    by_name: dict[str, type[Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,
         "Yogi": Yogi,
     }
-    for name, one in vars(torch.optim).items():
-        if not (inspect.isclass(one) and issubclass(one, Optimizer)) or name in (*SHORT, *SPARSE):
+    for name, member in vars(torch.optim).items():
+        if not (inspect.isclass(member) and issubclass(member, Optimizer)) or name in (
+            *SHORT,
+            *SPARSE,
+        ):
             continue
-        closure = inspect.signature(one.step).parameters.get("closure")
+        closure = inspect.signature(member.step).parameters.get("closure")
         # LBFGS: the loss, again and again
         asks = closure is not None and closure.default is inspect.Parameter.empty
-        if "lr" in inspect.signature(one).parameters and not asks:
-            found[name] = one
-    return found
+        if "lr" in inspect.signature(member).parameters and not asks:
+            by_name[name] = member
+    return by_name
 
 
 def names() -> tuple[str, ...]:
@@ -62,10 +65,10 @@ def find_name(name: str) -> str:
     """The name as files write it; capital letters do not matter. Raises ValueError with the known
     names.
     """
-    found = {known.lower(): known for known in names()}
-    if name.lower() in found:
-        return found[name.lower()]
-    near = did_you_mean(name.lower(), found)
+    spellings = {known.lower(): known for known in names()}
+    if name.lower() in spellings:
+        return spellings[name.lower()]
+    near = did_you_mean(name.lower(), spellings)
     raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
 
 
@@ -77,10 +80,10 @@ def read_options(name: str, text: str) -> dict[str, Any]:
     another type.
     """
     known = options_of(name)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         option, sign, value = (part.strip() for part in pair.partition("="))
-        if not sign or option in found:
+        if not sign or option in values:
             raise ValueError(
                 f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got "
                 f"{pair!r}"
@@ -90,8 +93,8 @@ def read_options(name: str, text: str) -> dict[str, Any]:
                 f"optimizer_options: optimizer {name!r} has no option "
                 f"{option!r}{did_you_mean(option, known)}; it has {', '.join(known)}"
             )
-        found[option] = known[option].parse(option, value)
-    return found
+        values[option] = known[option].parse(option, value)
+    return values
 
 
 def build(
@@ -119,16 +122,16 @@ def build(
     if name == "sgd":
         given["momentum"] = momentum
     try:
-        made = _without_compiler(cls)
-        cls.__init__(made, groups, lr=lr, **given)
-        return made
+        optimizer = _without_compiler(cls)
+        cls.__init__(optimizer, groups, lr=lr, **given)
+        return optimizer
     except ValueError as error:
-        said = (
+        with_options = (
             f" with {', '.join(f'{key}={value}' for key, value in options.items())}"
             if options
             else ""
         )
-        raise ValueError(f"optimizer {name!r}{said}: {error}") from None
+        raise ValueError(f"optimizer {name!r}{with_options}: {error}") from None
 
 
 def _without_compiler(cls: type[Optimizer]) -> Optimizer:
@@ -138,13 +141,13 @@ def _without_compiler(cls: type[Optimizer]) -> Optimizer:
     The wrappers keep them away from a loop that is compiled, which no server update is, and each
     imports the compiler, which takes seconds.
     """
-    made: Optimizer = object.__new__(cls)
+    optimizer: Optimizer = object.__new__(cls)
     plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
     plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
     for name, function in plain.items():
         # no cycle: it is freed with its last user
-        setattr(made, name, MethodType(function, proxy(made)))
-    return made
+        setattr(optimizer, name, MethodType(function, proxy(optimizer)))
+    return optimizer
 
 
 def check_options(name: str, **given: Any) -> None:
@@ -238,15 +241,17 @@ class Yogi(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                g, own = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
-                if not own:
-                    own |= {
+                g, buffers = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
+                if not buffers:
+                    buffers |= {
                         "exp_avg": torch.zeros_like(p),
                         "exp_avg_sq": torch.full_like(p, tau**2),
                     }
-                own["exp_avg"].lerp_(g, 1 - first)
+                buffers["exp_avg"].lerp_(g, 1 - first)
                 square = g.square()
-                own["exp_avg_sq"].addcmul_(
-                    square, (own["exp_avg_sq"] - square).sign(), value=second - 1
+                buffers["exp_avg_sq"].addcmul_(
+                    square, (buffers["exp_avg_sq"] - square).sign(), value=second - 1
                 )
-                p.addcdiv_(own["exp_avg"], own["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"])
+                p.addcdiv_(
+                    buffers["exp_avg"], buffers["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"]
+                )

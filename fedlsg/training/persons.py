@@ -70,7 +70,7 @@ class Persons:
 
         Which ones, is drawn from the stream, uniformly and for each person by itself.
         """
-        found = []
+        chosen_rows = []
         for start, count in zip(
             self._starts[drawn].tolist(), self._counts[drawn].tolist(), strict=True
         ):
@@ -78,8 +78,8 @@ class Persons:
             if 0 < self.most_rows < count:
                 order = torch.from_numpy(np.argsort(stream.words(count), kind="stable"))
                 rows = rows[order[: self.most_rows]].sort().values
-            found.append(rows)
-        return found
+            chosen_rows.append(rows)
+        return chosen_rows
 
 
 def numbers_of(values: Any, what: str) -> Rows:
@@ -129,9 +129,9 @@ def numbers_of(values: Any, what: str) -> Rows:
             kinds.setdefault("a text" if isinstance(value, str) else "a number", row)
         numbers.append(known.setdefault(value, len(known)))
     if len(kinds) > 1:
-        found = " and ".join(f"{kind} in row {row}" for kind, row in kinds.items())
+        which = " and ".join(f"{kind} in row {row}" for kind, row in kinds.items())
         raise ValueError(
-            f"{what}: {found}: whether 7 and '7' are one person cannot be told; give all as texts"
+            f"{what}: {which}: whether 7 and '7' are one person cannot be told; give all as texts"
         )
     return torch.tensor(numbers, dtype=torch.int64)
 

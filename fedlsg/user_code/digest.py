@@ -115,12 +115,12 @@ def _plain(values: Iterable[object]) -> bytes:
 
 def filled_cells(function: FunctionType) -> list[CellType]:
     """What a function holds of its surroundings, without names that are not set yet."""
-    found = []
+    cells = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):
             cell.cell_contents  # noqa: B018 - raises for a name that is not set yet
-            found.append(cell)
-    return found
+            cells.append(cell)
+    return cells
 
 
 def _compiled(code: CodeType) -> Iterator[bytes]:
@@ -144,7 +144,7 @@ def _files(function: FunctionType, file: Path) -> list[Path]:
     another; sorted.
     """
     module = sys.modules.get(function.__module__)
-    found = {file: module}
+    files = {file: module}
     if module is None or "site-packages" in file.parts:
         return [file]
     waiting = [module]
@@ -160,12 +160,12 @@ def _files(function: FunctionType, file: Path) -> list[Path]:
             if (
                 other is not None
                 and path.parent == file.parent
-                and path not in found
+                and path not in files
                 and path.is_file()
             ):
-                found[path] = other
+                files[path] = other
                 waiting.append(other)
-    return sorted(found)
+    return sorted(files)
 
 
 def digest_of_source(name: str) -> str:
@@ -198,12 +198,12 @@ def source_of(name: str) -> Source:
     """The code that a name would run. Each file is read once."""
     root, files = _place(name.rpartition(":")[0])
     texts = _texts(root, files)
-    sha, own = hashlib.sha256(), dict[Path, str]()
+    sha, by_path = hashlib.sha256(), dict[Path, str]()
     for path in sorted(texts):
         for part in (os.path.relpath(path, root).encode(), texts[path]):
             sha.update(len(part).to_bytes(8, "little") + part)
-        own[path] = hashlib.sha256(texts[path]).hexdigest()
-    return Source(digest=sha.hexdigest() if own else "", files=own, root=root)
+        by_path[path] = hashlib.sha256(texts[path]).hexdigest()
+    return Source(digest=sha.hexdigest() if by_path else "", files=by_path, root=root)
 
 
 def _texts(root: Path, files: Iterable[Path]) -> dict[Path, bytes]:

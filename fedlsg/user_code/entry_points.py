@@ -14,15 +14,15 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
 
     Raises ValueError where two packages offer one name.
     """
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        before = found.setdefault(point.name, point)
+        before = points.setdefault(point.name, point)
         if before.value != point.value:
             raise ValueError(
                 f"two packages offer {point.name!r} in {group}: {before.value} and {point.value}; "
                 "uninstall one of them"
             )
-    return found
+    return points
 
 
 def imported(point: EntryPoint) -> Any:

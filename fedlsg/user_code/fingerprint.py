@@ -153,10 +153,10 @@ class _Walk:
 
     def hooks(self, space: Any, names: tuple[str, ...]) -> tuple[Hashable, ...]:
         """Hooks by kind and key. No key is given twice in a process."""
-        found = [(name, key, hook) for name in names for key, hook in (space[name] or {}).items()]
-        found = [one for one in found if not isinstance(one[2], Watching)]
-        self.held += [hook for _, _, hook in found]
-        return tuple([(name, key, id(hook)) for name, key, hook in found])
+        hooks = [(name, key, hook) for name in names for key, hook in (space[name] or {}).items()]
+        hooks = [one for one in hooks if not isinstance(one[2], Watching)]
+        self.held += [hook for _, _, hook in hooks]
+        return tuple([(name, key, id(hook)) for name, key, hook in hooks])
 
     def values(self, named: Iterable[tuple[str, object]]) -> None:
         """What an object keeps: numbers and words by value, everything else by identity."""
@@ -265,8 +265,10 @@ class Followed:
         now = self.now()
         if now is self.checked:
             return ""
-        old, new = ({record[0]: record for record in one.structure} for one in (self.checked, now))
-        said = []
+        old, new = (
+            {record[0]: record for record in state.structure} for state in (self.checked, now)
+        )
+        changes = []
         for path, module in self._model.named_modules():
             name, first, second = (
                 f"{path or 'the model'} ({type(module).__name__})",
@@ -274,9 +276,9 @@ class Followed:
                 new[id(module)],
             )
             if first is None:
-                said.append(f"{name} is new")
+                changes.append(f"{name} is new")
             elif first != second:
                 pairs = zip(PARTS, first[1:], second[1:], strict=True)
                 parts = [part for part, old_part, new_part in pairs if old_part != new_part]
-                said.append(f"{' and '.join(parts)} of {name}")
-        return "; ".join(said) or "the loss, or what modules and their classes keep"
+                changes.append(f"{' and '.join(parts)} of {name}")
+        return "; ".join(changes) or "the loss, or what modules and their classes keep"

@@ -39,14 +39,16 @@ def load(name: str, kind: str) -> Any:
     if not place or not attribute:
         raise ValueError(f"{kind} {name!r}: expected FILE.py:NAME, as {place or 'mine.py'}:{kind}")
     module = _file(path_of(place), kind) if place.endswith(".py") else _module(place, kind)
-    found = getattr(module, attribute, None)
-    if found is None:
-        own = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+    item = getattr(module, attribute, None)
+    if item is None:
+        functions = [
+            key for key, value in vars(module).items() if callable(value) and key[0] != "_"
+        ]
         raise ValueError(
-            f"{place} has no {attribute!r}{did_you_mean(attribute, own)}: expected {kind} as "
+            f"{place} has no {attribute!r}{did_you_mean(attribute, functions)}: expected {kind} as "
             "FILE.py:NAME"
         )
-    return found
+    return item
 
 
 def _module(name: str, kind: str) -> ModuleType:

@@ -58,10 +58,14 @@ def name_of(thing: Any) -> str:
     Functions of ``__main__`` and of notebooks, lambdas, and functions inside functions have only
     their own name.
     """
-    own = str(getattr(thing, "__qualname__", type(thing).__name__))
+    qualified = str(getattr(thing, "__qualname__", type(thing).__name__))
     module = sys.modules.get(str(getattr(thing, "__module__", "")))
-    if module is None or module.__name__ == "__main__" or getattr(module, own, None) is not thing:
-        return own.rpartition(".")[2].strip("<>")
+    if (
+        module is None
+        or module.__name__ == "__main__"
+        or getattr(module, qualified, None) is not thing
+    ):
+        return qualified.rpartition(".")[2].strip("<>")
     file = getattr(module, "__file__", None)
     installed = file is None or "site-packages" in Path(file).parts
-    return f"{module.__name__}:{own}" if installed else f"{file}:{own}"
+    return f"{module.__name__}:{qualified}" if installed else f"{file}:{qualified}"

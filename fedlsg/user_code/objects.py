@@ -219,8 +219,8 @@ def _inside(thing: Any, packages: Packages, data: bool) -> list[Any]:
         return [*vars(thing).values(), *thing.__bases__, type(thing)]
     if isinstance(thing, Tensor):
         grad = thing.grad if thing.is_leaf else None
-        of = None if data else thing._base
-        return [*thing.__dict__.values(), *_hooks_of(thing).values(), grad, of]
+        base = None if data else thing._base
+        return [*thing.__dict__.values(), *_hooks_of(thing).values(), grad, base]
     if isinstance(thing, np.ndarray):
         whole = None if data else thing.base
         return [whole, *(_attributes(thing) or {}).values(), *_objects_in(thing)]
@@ -307,8 +307,8 @@ def _content(cell: CellType) -> Any:
 
 
 def _attributes(thing: Any) -> dict[str, Any] | None:
-    found = getattr(thing, "__dict__", None)  # None with slots
-    return found if isinstance(found, dict) else None
+    attributes = getattr(thing, "__dict__", None)  # None with slots
+    return attributes if isinstance(attributes, dict) else None
 
 
 def state_of(thing: Any) -> Callable[[], object] | None:

@@ -76,8 +76,8 @@ def own_operators() -> list[Any]:
     """The operators that code of users defined by ``torch.library.custom_op``."""
     known = OPDEFS.valuerefs()
     if _operators[0] != known:
-        found = [reference() for reference in known]
-        _operators[:] = [known, [op for op in found if op is not None and _is_own(op._init_fn)]]
+        operators = [reference() for reference in known]
+        _operators[:] = [known, [op for op in operators if op is not None and _is_own(op._init_fn)]]
     return _operators[1]
 
 
@@ -96,10 +96,10 @@ def own_kernels() -> list[str]:
     those that were defined by name.
     """
     if _kernels[0] != len(torch.library._impls):
-        own = filter(None, map(_own_kernel, torch.library._impls))
-        _kernels[:] = [len(torch.library._impls), sorted(own)]
-    found: list[str] = _kernels[1]
-    return found
+        kernels_here = filter(None, map(_own_kernel, torch.library._impls))
+        _kernels[:] = [len(torch.library._impls), sorted(kernels_here)]
+    kernels: list[str] = _kernels[1]
+    return kernels
 
 
 _kernels: list[Any] = [0, []]
@@ -117,8 +117,8 @@ def _own_kernel(key: str) -> str:
     place = places.get(where, "")
     if is_users(place.rpartition(":")[0]):
         return f"{name} ({where}, {Path(place).name})"
-    own = space == "aten" or _by_name(places.get("debug", ""))  # where the operator was defined
-    return f"{name} ({where})" if own and _by_name(place) and space != DEBUGS else ""
+    is_own = space == "aten" or _by_name(places.get("debug", ""))  # where the operator was defined
+    return f"{name} ({where})" if is_own and _by_name(place) and space != DEBUGS else ""
 
 
 def _by_name(place: str) -> bool:

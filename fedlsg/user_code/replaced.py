@@ -12,6 +12,13 @@ from weakref import WeakKeyDictionary
 from fedlsg.user_code.failure import is_users
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
+Place = tuple[dict[str, Any], str]
+"""Where a function is looked up: the names of a module, and its name."""
+
+_PLACES: WeakKeyDictionary[FunctionType, list[Place]] = WeakKeyDictionary()
+"""What a forward names; invalid when the forward is freed. A name that is given another value is
+looked up in its space each time.
+"""
 
 
 @lru_cache(maxsize=4096)  # by its arguments alone: never stale
@@ -21,28 +28,20 @@ def names_of(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain(code.co_names, *inner)))
 
 
-def named_by(forward: Any) -> list[tuple[dict[str, Any], str]]:
+def named_by(forward: Any) -> list[Place]:
     """The functions that a forward names: its global ones, and those of modules such as ``F``."""
     if not isinstance(forward, FunctionType):
         return []
-    found = _named.get(forward)
-    if found is None:
-        space, names = forward.__globals__, names_of(forward.__code__)
-        spaces = [space, *(vars(v) for n in names if isinstance(v := space.get(n), ModuleType))]
-        found = [
+    if forward not in _PLACES:
+        names, own_space = names_of(forward.__code__), forward.__globals__
+        modules = [v for name in names if isinstance(v := own_space.get(name), ModuleType)]
+        _PLACES[forward] = [
             (space, name)
-            for space in spaces
+            for space in (own_space, *map(vars, modules))
             for name in names
             if callable(value := space.get(name)) or isinstance(value, ModuleType)
         ]
-        _named[forward] = found
-    return found
-
-
-_named: "WeakKeyDictionary[FunctionType, list[tuple[dict[str, Any], str]]]" = WeakKeyDictionary()
-"""Invalid when a forward is freed: what it names. A name that is given another value is looked up
-in its space each time.
-"""
+    return _PLACES[forward]
 
 
 def replaced(kinds: Iterable[type]) -> list[Any]:

@@ -44,7 +44,7 @@ class TextLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         text = self.get_data(path)
-        if _COMPARED.get(Path(path), found := hashlib.sha256(text).hexdigest()) != found:
+        if _COMPARED.get(Path(path), digest := hashlib.sha256(text).hexdigest()) != digest:
             raise ValueError(
                 f"{path} changed after it was compared with the run's record: start the command "
                 "again"

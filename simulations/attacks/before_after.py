@@ -105,7 +105,7 @@ def before_after_command(
             kind, before, threat, same, lambda share, text: tick(0.5 + share / 2, text)
         )
     sides = dict(zip(names, (first, last), strict=True))
-    found = [replace(findings_of(side), label=name) for name, side in sides.items()]
+    findings = [replace(findings_of(side), label=name) for name, side in sides.items()]
     read = {name: read_each(side) for name, side in sides.items()}
     verdicts = {name: [one.verdict for some in each for one in some] for name, each in read.items()}
     told = Pair(
@@ -132,19 +132,19 @@ def before_after_command(
         given=words_of_each(given),
         against=words_of_each(against),
     )
-    files = write(folder, found, threat, question=question, lead=lead, pair=told)
-    show(found, console, paired=True)
+    files = write(folder, findings, threat, question=question, lead=lead, pair=told)
+    show(findings, console, paired=True)
     print_line(told.headline, console, "bold")
     print_written(folder, files, console)
 
 
 def without_zero(against: Mapping[str, Any]) -> dict[str, Any]:
     """A sigma of 0 as what it means, a run that clips and adds no noise."""
-    found = dict(against)
-    if str(found.get("noise_multiplier")) in ("0", "0.0"):
-        del found["noise_multiplier"]
-        found |= of_sigma(0.0)
-    return found
+    settings = dict(against)
+    if str(settings.get("noise_multiplier")) in ("0", "0.0"):
+        del settings["noise_multiplier"]
+        settings |= of_sigma(0.0)
+    return settings
 
 
 def check_alike(before: Record, after: Record, against: Mapping[str, Any]) -> None:
@@ -167,13 +167,17 @@ def check_alike(before: Record, after: Record, against: Mapping[str, Any]) -> No
 
 def places(record: Record) -> list[tuple[int, int]]:
     """Round and client of each recorded payload."""
-    return sorted((number, client) for number, of in record.payloads.items() for client in of)
+    return sorted(
+        (number, client) for number, clients in record.payloads.items() for client in clients
+    )
 
 
 def equal_weights(before: Record, after: Record, number: int) -> bool:
     """Whether the public models of a round are equal, bit for bit."""
-    one, other = before.model_of(number).state_dict(), after.model_of(number).state_dict()
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    weights, other = before.model_of(number).state_dict(), after.model_of(number).state_dict()
+    return weights.keys() == other.keys() and all(
+        torch.equal(weights[name], other[name]) for name in weights
+    )
 
 
 def equal_rows(before: Record, after: Record, number: int, client: int) -> bool:
@@ -184,11 +188,11 @@ def equal_rows(before: Record, after: Record, number: int, client: int) -> bool:
 def equal_inputs(before: Record, after: Record, number: int, client: int) -> bool:
     """Whether the rows of a batch hold the same inputs and labels."""
     rows = rows_of(after, number, client)
-    (one, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
+    (inputs, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
     return (
         torch.equal(labels, others)
-        and flat(one).keys() == flat(other).keys()
-        and all(torch.equal(value, flat(other)[name]) for name, value in flat(one).items())
+        and flat(inputs).keys() == flat(other).keys()
+        and all(torch.equal(value, flat(other)[name]) for name, value in flat(inputs).items())
     )
 
 
@@ -201,14 +205,14 @@ def side_names(before: Record, after: Record, against: Mapping[str, Any]) -> tup
     """What distinguishes the sides, in words that always differ: noise or a clip, if one has none,
     else the named settings.
     """
-    first, last = (one.base.method.mechanism for one in (before, after))
+    first, last = (side.base.method.mechanism for side in (before, after))
     if first.adds_noise != last.adds_noise:
         return NOISES[first.adds_noise], NOISES[last.adds_noise]
     if first.clips != last.clips:
         return CLIPS[first.clips], CLIPS[last.clips]
-    own = {**values_of(after.base.settings), "epsilon": after.whole_epsilon}
+    settings = {**values_of(after.base.settings), "epsilon": after.whole_epsilon}
     asked = parse(against)
-    named, kept = plain(asked), plain({name: own.get(name) for name in asked})
+    named, kept = plain(asked), plain({name: settings.get(name) for name in asked})
     return f"with {named}", "as the run is" if kept in ("", named) else f"with {kept}"
 
 
@@ -245,9 +249,9 @@ def seen(name: str, side: Results) -> str:
     observed, epsilon = side.targets[0].seen, side.record.whole_epsilon
     noise = "without noise" if observed.mechanism.clips else "without noise and without a clip"
     if observed.mechanism.adds_noise:
-        of = "" if epsilon is None else f" of epsilon {epsilon:.3g} over the whole run,"
+        budget = "" if epsilon is None else f" of epsilon {epsilon:.3g} over the whole run,"
         where = "" if len(observed.clients) == 1 else " in the sum"
-        noise = f"with noise{of} of sigma {sigma_of(observed):.3g}{where}"
+        noise = f"with noise{budget} of sigma {sigma_of(observed):.3g}{where}"
     known = name in NOISES.values() or f"of {name.removeprefix('with ')} over" in noise
     return noise if known else f"{name}, {noise}"
 
@@ -263,10 +267,10 @@ def outcome(name: str, verdicts: Sequence[Verdict]) -> tuple[str, Badge]:
 
 def headline(original: str, verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     """How many originals each side gives away."""
-    said = []
+    sentences = []
     for name, each in verdicts.items():
         open_ones = each.count("undecided")
         rest = f", {open_ones} undecided" if open_ones else ""
-        said.append(f"{name}, {sum(map(each.count, LEAKS))} of {len(each)}{rest}")
-    words = f"{original}s that the server recognises: {'; '.join(said)}."
+        sentences.append(f"{name}, {sum(map(each.count, LEAKS))} of {len(each)}{rest}")
+    words = f"{original}s that the server recognises: {'; '.join(sentences)}."
     return words[:1].upper() + words[1:]

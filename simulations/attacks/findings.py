@@ -96,8 +96,8 @@ class Score:
 
     def numbers(self, *without: str) -> dict[str, Any]:
         """What attack.json says of it, ``without`` these fields."""
-        own = {key: value for key, value in vars(self).items() if key not in without}
-        return {**own, "recognitions": [vars(one) for one in self.recognitions]}
+        numbers = {key: value for key, value in vars(self).items() if key not in without}
+        return {**numbers, "recognitions": [vars(recognition) for recognition in self.recognitions]}
 
     @property
     def stuck(self) -> bool:
@@ -181,18 +181,20 @@ def common_figures(
     results: Sequence[Any], batch: int, *, score: float, blind: float, gains: Float[Tensor, " n"]
 ) -> dict[str, Any]:
     """What every ``Outcome`` has, of one attack's results."""
-    verdicts = [each.verdict for one in results for each in one.recognitions]
+    verdicts = [each.verdict for result in results for each in result.recognitions]
     return {
         "attack": results[0].attack,
         "batch": batch,
         "blind": blind,
         "mean_gain": score - blind,
         "gain": mean_interval(gains) if len(gains) >= FEWEST_OF_MEAN else None,
-        "seconds": statistics.fmean(one.seconds for one in results),
+        "seconds": statistics.fmean(result.seconds for result in results),
         "examples": batch * len(results),
         "recognised": sum(map(verdicts.count, LEAKS)),
         "recovered": verdicts.count("recovered"),
-        "unexplained": tuple(one.unexplained for one in results if one.unexplained is not None),
+        "unexplained": tuple(
+            result.unexplained for result in results if result.unexplained is not None
+        ),
     }
 
 
@@ -291,36 +293,39 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
     if not rows:
         words = f"{NO_ATTACK} to these updates, for the given reasons: that is no proof of privacy"
         return Judged(grade="no attack", words=words)
-    best, verdicts = rows[0], [verdict for one in updates for verdict in one.verdicts]
-    of = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
-    found = (
+    best, verdicts = rows[0], [verdict for update in updates for verdict in update.verdicts]
+    among_all = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
+    strongest = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
         f"{best.result}{best.reach}"
     )
-    leaks = [f"{count} {of} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))]
+    leaks = [
+        f"{count} {among_all} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))
+    ]
     if leaks:
-        among = min(one.among for one in updates if one.among)
+        among = min(update.among for update in updates if update.among)
         nearest = f"nearest to its own original of {among:,}"
-        words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {found}"
+        words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {strongest}"
         return Judged(grade="leak", words=words)
     if "undecided" in verdicts:
-        words = f"undecided, {undecided_words(updates, best.thing)}: {found}"
+        words = f"undecided, {undecided_words(updates, best.thing)}: {strongest}"
         return Judged(grade="undecided", words=words)
     if best.gain is not None and best.gain.low > 0:
-        words = f"none {of} recognised, slightly better than a blind guess on average: {found}"
+        none = f"none {among_all} recognised"
+        words = f"{none}, slightly better than a blind guess on average: {strongest}"
         return Judged(grade="better", words=words)
-    words = f"{best.nothing}: {found}. Other attacks may do better"
+    words = f"{best.nothing}: {strongest}. Other attacks may do better"
     return Judged(grade="nothing", words=words)
 
 
 def undecided_words(updates: Sequence[Update], thing: str) -> str:
     """On which updates nothing can be said, why, and what to do. ``thing``: an example."""
-    left = [one.unexplained or 0.0 for one in updates if "undecided" in one.verdicts]
-    if close := sum(one.close for one in updates):
+    left = [update.unexplained or 0.0 for update in updates if "undecided" in update.verdicts]
+    if close := sum(update.close for update in updates):
         return (
-            f"{close} of {sum(len(one.verdicts) for one in updates)} nearer to the original than "
-            f"to any public {thing}, but no nearer than to a mixture of two: give more --seconds, "
-            "or other --attacks"
+            f"{close} of {sum(len(update.verdicts) for update in updates)} nearer to the original "
+            f"than to any public {thing}, but no nearer than to a mixture of two: give more "
+            "--seconds, or other --attacks"
         )
     if min(left) <= CONVERGED:
         return "too few public examples to recognise one by: use a test split of 2 or more a class"
@@ -388,7 +393,7 @@ def summaries(found: Results) -> list[Any]:
     for target, results in zip(found.targets, found.results, strict=True):
         for result in results:
             groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    rows = [found.kind.outcome.of(some, batch) for (_, batch), some in groups.items()]
+    rows = [found.kind.outcome.of(scores, batch) for (_, batch), scores in groups.items()]
     return sorted(rows, key=lambda row: row.strength, reverse=True)
 
 
@@ -424,7 +429,7 @@ def findings_of(found: Results) -> Findings:
         Update.of(scores, len(target.truth.rows))
         for target, scores in zip(found.targets, found.results, strict=True)
     ]
-    facts, more = kind.said(found)
+    facts, more = kind.describe(found)
     judged = judge(rows, updates)
     numbers = {
         "run": found.record.run.path.name,
@@ -432,8 +437,8 @@ def findings_of(found: Results) -> Findings:
         **more,
         "summary": [asdict(row) for row in rows],
         "updates": [
-            {**update_numbers(of[0]), **asdict(each), **kind.numbers(*of)}
-            for each, *of in zip(updates, found.targets, found.blind, found.results, strict=True)
+            {**update_numbers(rest[0]), **asdict(each), **kind.numbers(*rest)}
+            for each, *rest in zip(updates, found.targets, found.blind, found.results, strict=True)
         ],
     }
     return Findings(

@@ -131,14 +131,14 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
 
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
-    found = []
+    names = []
     if observation.noise_std == 0 and _starts_linear(observation):
-        found.append("first-layer" if known.examples == 1 else "relu-batch")
+        names.append("first-layer" if known.examples == 1 else "relu-batch")
     deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
-    found.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
-    found.append("map" if observation.noise_std else "dlg")
-    found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
-    return [IMAGE_ATTACKS[name] for name in found]
+    names.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
+    names.append("map" if observation.noise_std else "dlg")
+    names += [name + NAIVE for name in names if naive and name + NAIVE in IMAGE_ATTACKS]
+    return [IMAGE_ATTACKS[name] for name in names]
 
 
 def _starts_linear(observation: Observation) -> bool:
@@ -205,7 +205,7 @@ class Images(Kind):
             lambda name, guess, took: scored(name, guess, truth, blind, prior, took, judge),
         )
 
-    def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
+    def describe(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
         first, threat = found.targets[0], found.threat
         number = count(first.seen, self.prior, threat, first.truth.grant(threat))
         leak = classifier_leak(found.targets, self.prior, threat)
@@ -228,7 +228,7 @@ class Images(Kind):
         }
 
     def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
-        return {"attacks": [one.numbers("images") for one in scores]}
+        return {"attacks": [score.numbers("images") for score in scores]}
 
     def compared(
         self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]

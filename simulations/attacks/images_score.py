@@ -91,9 +91,9 @@ class PublicImages:
         beyond, labels = self.beyond, self.every_label
         if labels is None or label is None:
             return ImagePool(blind=self.prior.expected(1)[0].to(beyond), beyond=beyond)
-        own = (labels == label).nonzero().flatten()
+        of_class = (labels == label).nonzero().flatten()
         blind = self.prior.expected(1, label.view(1))[0].to(beyond)
-        return ImagePool(blind=blind, beyond=beyond, rows=own if len(own) > 1 else None)
+        return ImagePool(blind=blind, beyond=beyond, rows=of_class if len(of_class) > 1 else None)
 
     def judge(self, truth: Float[Tensor, "batch c h w"], labels: Tensor, examples: int) -> Judge:
         """Verdicts on these originals, of ``examples`` that the run judges."""
@@ -116,10 +116,10 @@ class PublicImages:
                 key = None if label is None else int(label)
                 blind = pools[key].blind
                 beyond = (original.to(blind) - blind).unsqueeze(0)
-                own = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
+                cosines = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
                 public, mixed = rivals[key]
                 verdict = recognise(
-                    own,
+                    cosines,
                     public,
                     examples=examples,
                     least=IMAGE,
@@ -192,7 +192,7 @@ class Scored(Score):
     @property
     def gains(self) -> list[float]:
         """Decibels over the blind baseline, image by image."""
-        return [own - other for own, other in zip(self.psnr, self.blind, strict=True)]
+        return [recovered - other for recovered, other in zip(self.psnr, self.blind, strict=True)]
 
 
 def scored(
@@ -303,9 +303,9 @@ class Summary(Outcome):
     @classmethod
     def of(cls, results: Sequence[Scored], batch: int) -> "Summary":
         """Means over the images of one attack's results."""
-        gains = [gain for one in results for gain in one.gains]
+        gains = [gain for score in results for gain in score.gains]
         psnr, ssim, blind = (
-            statistics.fmean(value for one in results for value in getattr(one, name))
+            statistics.fmean(value for score in results for value in getattr(score, name))
             for name in ("psnr", "ssim", "blind")
         )
         common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))
@@ -333,13 +333,13 @@ class ClassifierLeak:
     def facts(self) -> dict[str, str]:
         """Labels and features in words, by name."""
         labels = f"{self.labels} of {self.examples} read from the classifier's gradient alone"
-        found = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
+        lines = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
         if self.features is not None:
-            found["classifier input"] = (
+            lines["classifier input"] = (
                 f"cosine {self.features:.3f} to the true one, for single examples (blind guess: "
                 f"{self.cosine_of_expected:.3f})"
             )
-        return found
+        return lines
 
 
 def classifier_leak(
@@ -355,16 +355,16 @@ def classifier_leak(
         known = Knowledge(examples=target.truth.grant(threat).examples)
         try:
             labels = labels_of(observation, prior, known)
-            found = features(observation, prior, known).inputs if known.examples == 1 else None
+            recovered = features(observation, prior, known).inputs if known.examples == 1 else None
         except DoesNotApply:
             return None
         right += overlap(labels, target.truth.labels)
         chance += drawn_right(target, len(labels))
         examples += size
-        if found is not None:
+        if recovered is not None:
             assert isinstance(target.truth.inputs, Tensor)
             true = classifier_input(observation, target.truth.inputs)
-            cosines.append(cosine(found, true))
+            cosines.append(cosine(recovered, true))
             blinds.append(cosine(classifier_input(observation, prior.expected(1, labels)), true))
     if not examples:
         return None

@@ -21,10 +21,12 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.config.units import unit_named
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, aggregate
-from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
+from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.simulations.planning.clients import poisson_rate
 from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device, Settings
 from fedlsg.simulations.storage.atomic_files import load_array
@@ -89,7 +91,7 @@ class Record:
                 f"{path}: {error}; the record is damaged, or other weights, settings or "
                 f"another device than {self.base.device} made it"
             ) from None
-        noise_std = self.base.codec.received_noise(plan.noise_std)
+        noise_std = self.base.uplink.codec.received_noise(plan.noise_std)
         return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
 
     def observed_sum(self, round: int) -> Observation:
@@ -166,24 +168,14 @@ class Record:
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
         """What the server expected of the client, without a bound on the norm."""
-        wire = plan.frame.wire
-        return Expected(
-            round=plan.round,
-            codec=self.base.codec,
-            index_mode=self.base.index_mode,
-            size=wire.size,
-            indices=wire.indices,
-            digest=plan.frame.digest,
-            blocks=wire.blocks,
-            dither=self.base.dither(client, plan),
-            most=self.base.method.compression.most(wire.size),
-        )
+        uplink = self.base.uplink
+        return uplink.expected(plan.frame, round=plan.round, dither=uplink.dither(client, plan))
 
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a
         damaged file.
         """
-        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.build_model()
+        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.initial.model()
         read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
 
@@ -193,7 +185,7 @@ class Record:
 
     @cached_property  # a record is written once
     def _start(self) -> PublicState:
-        return self.base.public_state()
+        return self.base.initial.public()
 
     def _frame(self, state: PublicState, round: int) -> Frame:
         folder = round_folder(self.run.path, round)
@@ -239,25 +231,25 @@ class Record:
                 / common.clip_norm
                 * unit.examples
             )
-        rate = entry.sample_rate if unit.single else self.base.rate_of(entry.num_examples)
+        size, rate, local = entry.num_examples, entry.sample_rate, self.base.local
         if entry.batches:
-            rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
-        return ClientTerms(
-            num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal
-        )
+            rate = min(local.shuffled / size, 1.0)
+        elif not unit.single:
+            rate = poisson_rate(self.base.settings, local, size)
+        return ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=nominal)
 
 
 def read_array(
-    path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None
+    path: Path, what: str, use: Callable[[Tensor], object] = lambda array: None
 ) -> Tensor:
     """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a
     damaged one.
     """
     try:
-        use(found := torch.from_numpy(load_array(path)))
+        use(array := torch.from_numpy(load_array(path)))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read {what}: {error}") from None
-    return found
+    return array
 
 
 def summed(observations: list[Observation]) -> Observation:
@@ -267,9 +259,9 @@ def summed(observations: list[Observation]) -> Observation:
     first = observations[0]
     return replace(
         first,
-        values=aggregate([one.values for one in observations]).to(first.values),
-        noise_std=math.hypot(*(one.noise_std for one in observations)),
-        clients=tuple(client for one in observations for client in one.clients),
+        values=aggregate([observation.values for observation in observations]).to(first.values),
+        noise_std=math.hypot(*(observation.noise_std for observation in observations)),
+        clients=tuple(client for observation in observations for client in observation.clients),
     )
 
 
@@ -307,11 +299,11 @@ def check_replayed(base: Base) -> None:
             "and no gradient leads from these back to pixels or words, which the attacks rebuild: "
             "attack a run on features=patches or without features, or use --membership"
         )
-    if base.augment is not None:
+    if base.rows.augment is not None:
         raise ValueError(
             "attacks replay a client without augmentation: record a run with -c augment=none"
         )
-    if keeps_memory(base.method, base.codec):
+    if base.uplink.keeps_memory:
         raise ValueError(
             f"attacks replay a client without memory, but {base.method.name!r} with codec "
             f"{base.settings.codec!r} sends what earlier rounds left out: attack method sgd with "
@@ -352,7 +344,9 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     check_own_code(base, run)
     files = payload_files(run.path)
     if base.sums is not None:  # payloads of a round that was given up stay masked
-        files = {round: of for round, of in files.items() if sum_file(run.path, round).exists()}
+        files = {
+            round: clients for round, clients in files.items() if sum_file(run.path, round).exists()
+        }
     return Record(run=run, base=base, payloads=files)
 
 
@@ -386,12 +380,12 @@ def privacy_facts(
         f"step{'' if steps == 1 else 's'}",
     }
     if observation.mechanism.private:
-        of = (
+        what = (
             "per payload"
             if len(observation.clients) == 1
             else f"of the sum of {len(observation.clients)} payloads"
         )
-        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
+        facts["sigma"] = f"{sigma_of(observation):.3g} {what}"
         facts["epsilon"] = epsilon_words(record)
     else:
         facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
@@ -430,6 +424,8 @@ def epsilon_of(record: Record) -> str:
     except FileNotFoundError:
         charges, delta = record.run.charges, record.base.settings.delta
         spent = [charges.of(client).epsilon(delta) for client in charges.clients()]
-        return f"{max(one if isinstance(one, float) else one.upper for one in spent):.3f}"
+        return (
+            f"{max(events if isinstance(events, float) else events.upper for events in spent):.3f}"
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown (the run has no summary that can be read)"

@@ -18,7 +18,9 @@ from fedlsg.simulations.attacks.observations import Recorded, check_replayed, re
 from fedlsg.simulations.compare.cells import dropped_lines, lacks
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.continuity import begin
-from fedlsg.simulations.planning.plan import Plan, count_blocks, make_plan
+from fedlsg.simulations.planning.disclosure import is_covered
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import count_bar
@@ -28,9 +30,9 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings import participation
 from fedlsg.simulations.settings.any_run import Device, Settings
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
 from fedlsg.simulations.settings.settings import parse, values_of
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
 
@@ -96,7 +98,8 @@ def record_all(
     for method in methods:
         kept = {name: value for name, value in given.items() if (method, name) not in dropped}
         wanted |= {
-            name: {**RECORDED, **kept, **own} for name, own in variants(method, sparsities, sigmas)
+            name: {**RECORDED, **kept, **changes}
+            for name, changes in variants(method, sparsities, sigmas)
         }
     for name, settings in wanted.items():
         if (reason := refusal(parse(settings))) is not None:
@@ -113,8 +116,8 @@ def variants(
     """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma
     0 is no noise.
     """
-    own = strategies.own_settings(method)
-    for p in (None,) if sparsities is None or "sparsity" not in own else sparsities:
+    names = strategies.own_settings(method)
+    for p in (None,) if sparsities is None or "sparsity" not in names else sparsities:
         for sigma in (None,) if sigmas is None else sigmas:
             name, settings = method, dict[str, Any](method=method)
             if p is not None:
@@ -135,13 +138,13 @@ def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str,
     no method has.
     """
     known = parse(given)
-    found = [(method, name) for name in known for method in methods if lacks(method, name, known)]
+    pairs = [(method, name) for name in known for method in methods if lacks(method, name, known)]
     for name in known:
-        if all((method, name) in found for method in methods):
+        if all((method, name) in pairs for method in methods):
             raise ValueError(
                 f"none of the methods {', '.join(methods)} has a setting {name}: leave it out"
             )
-    return found
+    return pairs
 
 
 def record_like(
@@ -165,9 +168,9 @@ def record_like(
     asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
     rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))
     small = one_example(before, rounds=rounds, clients=asked)
-    made = recorded(over({**before, **small}, given), folder, console, device, check)
+    recording = recorded(over({**before, **small}, given), folder, console, device, check)
     return Recorded(
-        path=made, epsilon=epsilon_of_run(path) if given.keys() <= SAME_EPSILON else None
+        path=recording, epsilon=epsilon_of_run(path) if given.keys() <= SAME_EPSILON else None
     )
 
 
@@ -212,24 +215,24 @@ def over(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     next to an epsilon, and what a given method or mechanism lacks. Clients that add no noise share
     none: their updates are summed as they are.
     """
-    found = {**before, **given}
+    settings = {**before, **given}
     if "epsilon" in given:
-        found.pop("noise_multiplier", None)
-    silent = is_silent(found.get("mechanism"))
+        settings.pop("noise_multiplier", None)
+    silent = is_silent(settings.get("mechanism"))
     if "method" in given and "mechanism" not in given:
         silent = is_silent(strategies.default_mechanism(given["method"]))
         if silent:  # such as sgd
-            found.pop("mechanism", None)
+            settings.pop("mechanism", None)
     if silent and "trust" in before.keys() - given.keys():
-        found["trust"] = "client"
-    if found.get("trust") != "secure" and "colluders" not in given:
-        found.pop("colluders", None)
+        settings["trust"] = "client"
+    if settings.get("trust") != "secure" and "colluders" not in given:
+        settings.pop("colluders", None)
     if not {"method", "mechanism"} & given.keys():
-        return found
-    known = parse(found)
+        return settings
+    known = parse(settings)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in settings.items()
         if name in given or not lacks(known["method"], name, known)
     }
 
@@ -285,8 +288,8 @@ def record_pair(
 def epsilon_of_run(path: str) -> float | None:
     """Epsilon that the summary of a run reports; None where it has none."""
     run = RunDir.open(path)
-    found = run.read_summary()["epsilon_max"] if run.summary.exists() else None
-    return found if isinstance(found, float) and math.isfinite(found) else None
+    epsilon = run.read_summary()["epsilon_max"] if run.summary.exists() else None
+    return epsilon if isinstance(epsilon, float) and math.isfinite(epsilon) else None
 
 
 def one_round(before: Mapping[str, Any], examples: int) -> dict[str, Any]:
@@ -308,10 +311,10 @@ def planned(
     with console.status("loading data") as status:
         plan = make_plan(resolve({**given, "device": device}), progress=status.update)
     refuse_client_unit(plan.settings)
-    found = {name: value for name, value in values_of(plan.settings).items() if name not in OWN}
+    settings = {name: value for name, value in values_of(plan.settings).items() if name not in OWN}
     if plan.method.mechanism.adds_noise:
-        found["noise_multiplier"] = min(terms.noise_multiplier for terms in plan.terms)
-    return found, plan.settings.epsilon
+        settings["noise_multiplier"] = min(terms.noise_multiplier for terms in plan.terms)
+    return settings, plan.settings.epsilon
 
 
 def words_of(given: Mapping[str, Any]) -> str:
@@ -342,7 +345,7 @@ def recorded(
     if not RunDir(directory).config.exists():
         words = f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}"
         print_line(words.replace(" 1 rounds", " 1 round"), console)
-        run = create(str(directory), plan.settings, private=not plan.covered)
+        run = create(str(directory), plan.settings, private=not is_covered(plan))
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
         begin(plan, run)
         finish(plan, run, console)

@@ -153,18 +153,18 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
             (number, -1): sum(n for (of, _), n in sizes.items() if of == number)
             for number in rounds
         }
-    found: list[Target] = []
+    targets: list[Target] = []
     for number, client in chosen_places(sizes, options):
         observation = (
             record.pick(number, threat)[0] if whole else record.observation(number, client)
         )
-        found.append(Target(seen=observation, truth=truth_of(record, observation)))
-    if not found and options.batches is None:
+        targets.append(Target(seen=observation, truth=truth_of(record, observation)))
+    if not targets and options.batches is None:
         raise ValueError(
             "every recorded update is of an empty batch: record a run with more rounds, or with "
             "--record"
         )
-    if not found:
+    if not targets:
         assert options.batches is not None
         wanted, there = (
             " or ".join(map(str, options.batches)),
@@ -175,7 +175,7 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
             f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
             + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
         )
-    return found
+    return targets
 
 
 def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
@@ -193,7 +193,7 @@ def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> lis
     return [
         place
         for batch in options.batches
-        for _, place in [one for one in by_size if one[0] == batch][
+        for _, place in [sized for sized in by_size if sized[0] == batch][
             : max(1, round(options.examples / batch))
         ]
     ]
@@ -277,7 +277,7 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def said(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
+    def describe(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
         """What was attacked, by name: for people, and for attack.json."""
 
     @abstractmethod
@@ -337,23 +337,24 @@ def attack_each(
     targets = pick(record, threat, options)
     known = [target.truth.grant(threat) for target in targets]
     chosen = [
-        kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)
+        kind.attacks(target.seen, knowledge, options)
+        for target, knowledge in zip(targets, known, strict=True)
     ]
     options = options.budget(sum(map(len, chosen)), small=kind.small)
     examples = sum(len(target.truth.rows) for target in targets)
     results, blinds = [], []
     refused: dict[str, str] = {}
-    for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
-        prior, blind, score = kind.task(target, own, examples)
+    for number, (target, knowledge, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = kind.task(target, knowledge, examples)
         scores = []
-        for place, one in enumerate(attacks):
-            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), one.name)
-            generator = public_generator(options.seed, "attack", number, one.name)
+        for place, attack in enumerate(attacks):
+            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), attack.name)
+            generator = public_generator(options.seed, "attack", number, attack.name)
             try:
-                guess, took = attempt(one, target, own, prior, generator, options, part)
-                scores.append(score(one.name, guess, took))
+                guess, took = attempt(attack, target, knowledge, prior, generator, options, part)
+                scores.append(score(attack.name, guess, took))
             except DoesNotApply as error:
-                refused[one.name] = str(error)
+                refused[attack.name] = str(error)
         results.append(tuple(scores))
         blinds.append(blind)
     tick(1.0, "done")
@@ -376,8 +377,11 @@ def _tell(
     """The progress of an attack as that of all of them. update, attack: its number, and how many
     there are.
     """
-    (number, of), (place, attacks) = update, attack
-    tick((number + (place + share) / attacks) / of, f"update {number + 1} of {of}, {name}{text}")
+    (number, targets), (place, attacks) = update, attack
+    tick(
+        (number + (place + share) / attacks) / targets,
+        f"update {number + 1} of {targets}, {name}{text}",
+    )
 
 
 def attempt(

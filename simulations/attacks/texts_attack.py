@@ -129,7 +129,9 @@ class Texts(Kind):
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
         if options.attacks is not None:
             return self.named(options.attacks)
-        return [one for name, one in self.known.items() if options.naive or "naive" not in name]
+        return [
+            attack for name, attack in self.known.items() if options.naive or "naive" not in name
+        ]
 
     def task(
         self, target: Target, known: Knowledge, examples: int
@@ -145,17 +147,15 @@ class Texts(Kind):
             ),
         )
 
-    def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
-        layers, bits = found.record.base.settings.train_layers, bits_at_most(found.targets)
-        trained = (
-            "all layers trained"
-            if layers is None
-            else f"only the top {layers} layers trained, the others frozen"
-        )
+    def describe(self, results: Results) -> tuple[dict[str, str], dict[str, Any]]:
+        layers = results.record.base.settings.train_layers
         facts = {
-            "layers": trained,
-            "received": f"{len(found.targets[0].seen.values):,} numbers of each update",
+            "layers": "all layers trained"
+            if layers is None
+            else f"only the top {layers} layers trained, the others frozen",
+            "received": f"{len(results.targets[0].seen.values):,} numbers of each update",
         }
+        bits = bits_at_most(results.targets)
         return facts | ({} if bits is None else {"at most": bits}), {}
 
     def words(self, tokens: Iterable[int]) -> list[str | None]:
@@ -172,70 +172,78 @@ class Texts(Kind):
             "tokens": [self.words(text) for text in tokens_of(target).tolist()],
             "blind": self.words(blind),
             "attacks": [
-                one.numbers() | {"tokens": [self.words(row) for row in one.tokens.tolist()]}
-                for one in scores
+                score.numbers() | {"tokens": [self.words(row) for row in score.tokens.tolist()]}
+                for score in scores
             ],
         }
 
-    def shown(self, found: Results, order: Sequence[str]) -> TokenLines:
+    def shown(self, results: Results, order: Sequence[str]) -> TokenLines:
         """Original, blind guess and every attack of the first texts."""
-        by_place = [sorted(some, key=lambda one: order.index(one.attack)) for some in found.results]
+        by_target = [
+            sorted(scores, key=lambda score: order.index(score.attack))
+            for scores in results.results
+        ]
         return self._lines(
-            found, lambda at, row: [(shown_name(one.attack), one) for one in by_place[at]]
+            results,
+            lambda number, row: [(shown_name(score.attack), score) for score in by_target[number]],
         )
 
     def compared(
-        self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
+        self, results: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
     ) -> TokenLines:
         """Original, blind guess, and what each side recovered, of the first texts."""
 
-        def read(at: int, row: int) -> list[tuple[str, ScoredText | None]]:
-            each = {name: side[at][row] for name, side in sides.items()}
+        def read(number: int, row: int) -> list[tuple[str, ScoredText | None]]:
+            readings = {name: side[number][row] for name, side in sides.items()}
             return [
-                (f"{name}: {VERDICTS[one.verdict][0].format(self.original)}", one.score)
-                for name, one in each.items()
+                (f"{name}: {VERDICTS[reading.verdict][0].format(self.original)}", reading.score)
+                for name, reading in readings.items()
             ]
 
-        return self._lines(found, read)
+        return self._lines(results, read)
 
     def _lines(
         self,
-        found: Results,
+        results: Results,
         read: Callable[[int, int], Sequence[tuple[str, ScoredText | None]]],
     ) -> TokenLines:
         """The first texts. read: what was recovered of a text, by name, from the numbers of its
         target and of its row.
         """
-        made: list[TokenLine] = []
-        for at, (target, blind) in enumerate(zip(found.targets, found.blind, strict=True)):
-            held = set(tokens_of(target).flatten().tolist())
-            for row, text in enumerate(tokens_of(target).tolist()):
-                if sum(line.first for line in made) == SHOWN:
+        lines: list[TokenLine] = []
+        for number, (target, blind) in enumerate(zip(results.targets, results.blind, strict=True)):
+            texts = tokens_of(target).tolist()
+            held = {token for text in texts for token in text}
+            for row, text in enumerate(texts):
+                if sum(line.first for line in lines) == SHOWN:
                     break
-                known = [token for token in text if token not in self.public.ignored]
-                made.append(self._line("original", known, [""] * len(known), first=True))
+                original = [token for token in text if token not in self.public.ignored]
+                lines.append(self._line("original", original, [""] * len(original), first=True))
                 if row == 0:
-                    made.append(
-                        self._line(
-                            "blind guess", blind, ["" if t in held else "wrong" for t in blind]
-                        )
-                    )
-                for name, one in read(at, row):
-                    if one is None:
-                        made.append(TokenLine(name=name, tokens=((NO_ATTACK, ""),)))
-                        continue
-                    pairs = zip(one.tokens[row].tolist(), text, strict=True)
-                    own = [
-                        pair
-                        for pair in pairs
-                        if pair[0] >= 0 and pair[0] not in self.public.ignored
-                    ]
-                    marks: list[Mark] = [
-                        "found" if t == true else "moved" if t in held else "wrong"
-                        for t, true in own
-                    ]
-                    made.append(self._line(name, [token for token, _ in own], marks))
-        return TokenLines(lines=tuple(made), caption=CAPTION)
+                    marks: list[Mark] = ["" if token in held else "wrong" for token in blind]
+                    lines.append(self._line("blind guess", blind, marks))
+                lines += [
+                    self._recovered(name, score, row, text, held)
+                    for name, score in read(number, row)
+                ]
+        return TokenLines(lines=tuple(lines), caption=CAPTION)
+
+    def _recovered(
+        self, name: str, score: ScoredText | None, row: int, text: Sequence[int], held: set[int]
+    ) -> TokenLine:
+        """A recovered text next to the true one; ``held``: tokens that the batch has."""
+        if score is None:
+            return TokenLine(name=name, tokens=((NO_ATTACK, ""),))
+        pairs = [
+            (token, true)
+            for token, true in zip(score.tokens[row].tolist(), text, strict=True)
+            if token >= 0 and token not in self.public.ignored
+        ]
+        marks: list[Mark] = [
+            "found" if token == true else "moved" if token in held else "wrong"
+            for token, true in pairs
+        ]
+        return self._line(name, [token for token, _ in pairs], marks)
 
     def _line(
         self, name: str, tokens: Sequence[int], marks: Sequence[Mark], *, first: bool = False

@@ -129,7 +129,7 @@ def text_public(record: Record) -> TextPublic:
     tokenizer = load_tokenizer(
         find_encoder(str(settings.model), settings.pretrained), data_root(folder)
     )
-    model = record.base.build_model()
+    model = record.base.initial.model()
     words, embeddings = embedding_paths(model)
     table = model.get_submodule(words)
     assert isinstance(table, nn.Embedding)

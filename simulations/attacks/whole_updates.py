@@ -66,7 +66,7 @@ def read(folder: Path) -> list[Seen]:
     """Every client of every round. Raises ValueError for a damaged file, or a sum of clients that
     are not all here.
     """
-    found = []
+    updates = []
     for place in sorted(folder.glob("round-*")):
         arrays = {path.stem: load_arrays(path, WHOLE) for path in sorted(place.glob("*.npz"))}
         whole = arrays.pop("sum", None)
@@ -76,16 +76,16 @@ def read(folder: Path) -> list[Seen]:
                 "recorded their update: record a run of which no client drops out, with record= "
                 "for all, in a new folder"
             )
-        everybody = sum(one["update"] for one in arrays.values())
-        for name, one in arrays.items():
-            update = torch.from_numpy(one["update"])
-            noise = float((one if whole is None else whole)["noise_std"])
-            rest = 0.0 if whole is None else torch.from_numpy(everybody - one["update"])
-            seen = torch.from_numpy(one["payload"] if whole is None else whole["total"]) - rest
+        everybody = sum(array["update"] for array in arrays.values())
+        for name, array in arrays.items():
+            update = torch.from_numpy(array["update"])
+            noise = float((array if whole is None else whole)["noise_std"])
+            rest = 0.0 if whole is None else torch.from_numpy(everybody - array["update"])
+            seen = torch.from_numpy(array["payload"] if whole is None else whole["total"]) - rest
             if not float(update.norm()):
                 continue
             client = int(name.removeprefix("client-"))
-            found.append(
+            updates.append(
                 Seen(
                     round=int(place.name.removeprefix("round-")),
                     client=client,
@@ -93,11 +93,11 @@ def read(folder: Path) -> list[Seen]:
                     reach=float(update.norm()) / noise,
                 )
             )
-    if not found:
+    if not updates:
         raise ValueError(
             f"{folder} holds no update that moves a weight: record a run of more rounds"
         )
-    return found
+    return updates
 
 
 def attack_whole_updates(path: str, console: Console, *, out: str | None) -> None:
@@ -105,17 +105,21 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
     source = Path(path).expanduser().resolve()
     folder, seen = Path(out or source).expanduser().resolve(), read(source)
     question = {"runs": [] if folder == source else [str(source)], "updates": "whole"}
-    found, allowed = measured(seen)
-    table, words, badge = table_of(seen), verdict(found, allowed), outcome(found, allowed)
+    measurements, allowed = measured(seen)
+    table, words, badge = (
+        table_of(seen),
+        verdict(measurements, allowed),
+        outcome(measurements, allowed),
+    )
     stem = file_stem(folder, "attack", question)
     data = json_text(
         {
             KEY: question,
             "verdict": words,
             "false_alarms": FPR,
-            "recognised": asdict(found),
+            "recognised": asdict(measurements),
             "closed_form": allowed,
-            "updates": [asdict(one) for one in seen],
+            "updates": [asdict(update) for update in seen],
         }
     )
     page = Page(
@@ -149,26 +153,26 @@ def measured(seen: list[Seen]) -> tuple[Rate, float]:
     closed form's.
     """
     threshold = float(ndtri(1 - FPR))
-    hits = sum(one.score > threshold for one in seen)
+    hits = sum(update.score > threshold for update in seen)
     return clopper_pearson(hits, len(seen)), float(
-        np.mean([closed_form_tpr(FPR, 1 / one.reach) for one in seen])
+        np.mean([closed_form_tpr(FPR, 1 / update.reach) for update in seen])
     )
 
 
 def table_of(seen: list[Seen]) -> Table:
     """A row for each round."""
-    rounds: Mapping[int, list[Seen]] = {one.round: [] for one in seen}
-    for one in seen:
-        rounds[one.round].append(one)
+    rounds: Mapping[int, list[Seen]] = {update.round: [] for update in seen}
+    for update in seen:
+        rounds[update.round].append(update)
     rows = []
-    for round, of in rounds.items():
-        rate, allowed = measured(of)
-        reach = sum(one.reach for one in of) / len(of)
+    for round, updates in rounds.items():
+        rate, allowed = measured(updates)
+        reach = sum(update.reach for update in updates) / len(updates)
         rows.append(
             Row(
                 cells=(
                     str(round),
-                    str(len(of)),
+                    str(len(updates)),
                     f"{reach:.2f}",
                     _percent(rate.value),
                     _percent(allowed),

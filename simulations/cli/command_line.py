@@ -97,7 +97,7 @@ def run(
     began = time.monotonic()
     given = merge({"workload": workload}, config)
     from fedlsg.simulations.engines import ahead, use_cluster
-    from fedlsg.simulations.settings.published import first_look
+    from fedlsg.simulations.settings.with_preset import first_look
 
     name = first_look(given)
     use_cluster(ray_address, name)
@@ -127,7 +127,7 @@ def plan(
     run directory is made.
     """
     given = merge({"workload": workload}, config)
-    from fedlsg.simulations.settings.published import first_look
+    from fedlsg.simulations.settings.with_preset import first_look
 
     first_look(given)
     with starting():

@@ -300,7 +300,7 @@ def takes_part_in_secret(base: Base) -> bool:
     """Whether no file may tell that a client took part: the server's ledger is charged then, for
     all of them.
     """
-    return base.draws_in_secret
+    return base.unit.at_server
 
 
 _DIRECTORIES: dict[Settings, str] = {}

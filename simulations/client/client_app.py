@@ -33,8 +33,8 @@ from fedlsg.simulations.client.process_state import process
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer
 from fedlsg.simulations.client.virtual import SHARED, in_simulation
-from fedlsg.simulations.settings.published import from_run_config, unfolded
 from fedlsg.simulations.settings.settings import Settings, code_in
+from fedlsg.simulations.settings.with_preset import from_run_config, unfolded
 from fedlsg.simulations.storage.atomic_files import cause_of
 from fedlsg.strategies.protocol.proofs import OtherCodeError, check_same_code
 from fedlsg.strategies.protocol.stages import MASKED
@@ -192,7 +192,7 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
         return Deployed.of(context.node_config, read(message, context)).identity()
     settings, partition = read_simulated(message, context, read)
     base = process(settings).base
-    return identity(partition, base.size_of(partition) if partition < len(base.parts) else 0)
+    return identity(partition, base.rows.size_of(partition) if partition < len(base.parts) else 0)
 
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:

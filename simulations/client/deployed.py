@@ -37,11 +37,15 @@ from fedlsg.simulations.client.process_state import Process, assemble, set_up
 from fedlsg.simulations.client.rehearsal import rehearse
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer_in
-from fedlsg.simulations.planning.continuity import DIGEST_BYTES, data_digest
+from fedlsg.simulations.planning.clients import poisson_rate
+from fedlsg.simulations.planning.data_digest import DIGEST_BYTES, data_digest
+from fedlsg.simulations.planning.isolation_level import with_level
 from fedlsg.simulations.planning.memory import with_microbatch
-from fedlsg.simulations.planning.plan import count_blocks, prepare
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.row_faults import check_rows, check_split
-from fedlsg.simulations.planning.run_base import Base, Own, OwnPart
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.training_rows import OwnData, OwnPart
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import batch_key
@@ -198,7 +202,7 @@ class Deployed:
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
             return
-        rate, mechanism = base.rate_of(size), base.method.mechanism
+        rate, mechanism = poisson_rate(base.settings, base.local, size), base.method.mechanism
         entry = Entry(
             client=self.terms.partition,
             round=1,
@@ -270,7 +274,7 @@ def check_own_rows(base: Base) -> None:
 def own_size(base: Base) -> int:
     """N_k of the client whose rows these are."""
     assert isinstance(base.parts, OwnPart)
-    return base.size_of(base.parts.client)
+    return base.rows.size_of(base.parts.client)
 
 
 def _some_terms(base: Base) -> ClientTerms:
@@ -297,9 +301,11 @@ def node_process(
     files, the model.
     """
     set_up(settings)
-    own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
+    own = OwnData(
+        client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch
+    )
     try:
-        base = agreed_level(prepare(settings, own=own).with_level(), isolation, terms)
+        base = agreed_level(with_level(prepare(settings, own=own)), isolation, terms)
         base = with_microbatch(base)
         check_own_rows(base)
         # the client checks the model itself: the server's plan may have skipped that

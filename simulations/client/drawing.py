@@ -20,7 +20,8 @@ from fedlsg.randomness import (
     seed_draws,
 )
 from fedlsg.simulations.client.client_account import ClientAccount, batches_of
-from fedlsg.simulations.planning.run_base import Base, OwnPart
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.training_rows import OwnPart
 from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
 from fedlsg.training import Groups, Positions
@@ -85,7 +86,7 @@ def groups(base: Base, partition: int) -> Groups:
     (``Split.apart``).
     """
 
-    s, train, ahead = base.settings, base.workload.train, base.ahead
+    s, train, ahead = base.settings, base.workload.train, base.rows.ahead
     if ahead is None and train.groups is None:
         return lambda positions: [positions]
 
@@ -109,9 +110,9 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     sensitivity. In a client's own data, one row less moves all rows after it: there the draws are
     secret and independent, so it does not matter which row has which draw.
     """
-    s, augment, changes = base.settings, base.augment, None
-    if base.ahead is not None:
-        base.ahead.workers.open()  # before secrets are drawn, which a fork would copy
+    s, augment, changes = base.settings, base.rows.augment, None
+    if base.rows.ahead is not None:
+        base.rows.ahead.workers.open()  # before secrets are drawn, which a fork would copy
     if augment is not None:
         if isinstance(base.parts, OwnPart):
             generator = torch.Generator().manual_seed(secrets.randbits(63))
@@ -122,7 +123,7 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
         rows = base.parts[partition][positions]
         used_rows.append(rows)
-        inputs, targets = base.fetch(rows)
+        inputs, targets = base.rows.fetch(rows)
         if augment is not None and changes is not None:
             inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
         return inputs, targets

@@ -53,7 +53,7 @@ def may_share(base: Base) -> bool:
         and method.mechanism.kind == "dp"
         and base.local.steps == base.local.multiplicity == 1
         and base.unit.single
-        and all(it is None for it in (base.sums, base.augment, train.groups, train.lengths))
+        and all(it is None for it in (base.sums, base.rows.augment, train.groups, train.lengths))
         and not method.personal
     )
 

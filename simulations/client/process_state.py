@@ -28,8 +28,10 @@ from fedlsg.simulations.client.replica import (
     read_basis_of,
 )
 from fedlsg.simulations.client.virtual import GPU_OPTION, lacks_gpu
+from fedlsg.simulations.planning.isolation_level import with_level
 from fedlsg.simulations.planning.memory import with_microbatch
-from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import parse_checkpoint, save_bytes
 from fedlsg.simulations.storage.updates import FAR
@@ -175,7 +177,7 @@ def process(settings: Settings) -> Process:
     set_up(settings)
     if lacks_gpu(settings):
         log(WARNING, GPU_OPTION)
-    return assemble(_SERVED[-1] if _SERVED else with_microbatch(prepare(settings).with_level()))
+    return assemble(_SERVED[-1] if _SERVED else with_microbatch(with_level(prepare(settings))))
 
 
 def set_up(settings: Settings) -> None:
@@ -190,7 +192,7 @@ def assemble(base: Base) -> Process:
     """
     if base.device == "cuda":
         log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
-    state = base.public_state()
+    state = base.initial.public()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
     followed = Followed(state.model, base.workload.loss)
     return Process(base=base, state=state, held=Held(state), replica=replica, followed=followed)

@@ -22,9 +22,9 @@ from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.process_state import Held, Process
-from fedlsg.simulations.client.train import expected_payload, pack_values, train_round
-from fedlsg.simulations.planning.plan import probes
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.client.train import pack_values, train_round
+from fedlsg.simulations.planning.model_faults import probes
+from fedlsg.simulations.planning.run_base import Base, SomeBase
 from fedlsg.simulations.workloads import Split
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -57,11 +57,8 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     if not isinstance(base.workload.train, NoRows):
         with restored(test.prepare, base.workload.train.prepare, data=True):
             test = arranged(test, base.workload.train)
-    rows = probes(test)
-    if test.lengths is not None:
-        rows = rows[:1]  # texts of one padded length
-    inputs, targets = test.batch(rows)
-    state = base.server_state()
+    inputs, targets = test.batch(_of_one_length(test))
+    state = base.initial.server()
     try:
         with (
             restored(base.workload.loss, test.prepare, base.workload.models, data=True),
@@ -70,7 +67,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
             while True:
                 common = state.plan(base.local, base.sums, base.unit)
                 plan = common.for_client(terms.of(common.phase))
-                received = _answer(base, state, plan, terms, test, rows)
+                received = _answer(base, state, plan, terms, test)
                 if plan.phase is Phase.TRAINING:
                     break
                 state.prune(plan.frame, [received], num_examples=terms.num_examples)
@@ -84,14 +81,14 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
 
 
 def _answer(
-    base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split, rows: Tensor
+    base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split
 ) -> Tensor:
     """What the server reads of a client's payload of made-up rows."""
     shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
     size = sizes_of(plan.local, shape, terms.num_examples)[-1]
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
     here = Process(
-        base=_with_rows(base, test, rows, size), state=state.public, held=Held(state.public)
+        base=on_public_rows(base, test, size), state=state.public, held=Held(state.public)
     )
     checked = check(state.model, plan.frame)
     train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
@@ -114,13 +111,12 @@ def _answer(
         isolation=base.local.isolation,
         features=base.workload.features_digest,
     )
-    dither = base.dither(CLIENT, plan)
+    dither = base.uplink.dither(CLIENT, plan)
     payload = pack_values(
         encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None
     )
-    return decode(
-        unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame
-    )
+    wanted = base.uplink.expected(plan.frame, round=plan.round, dither=dither)
+    return decode(unpack(payload, wanted), plan.frame)
 
 
 def arranged(rows: Split, like: Split) -> Split:
@@ -143,13 +139,20 @@ def _arrange(
     )
 
 
-def _with_rows(base: Base, test: Split, rows: Tensor, size: int) -> Base:
-    """The base of a federation whose only client holds public rows, over and over."""
-    some = test.pick(rows[torch.arange(size) % len(rows)])
+def _of_one_length(test: Split) -> Tensor:
+    """Probes that may share a batch; one alone of texts, whose padded lengths differ."""
+    return probes(test)[:1] if test.lengths is not None else probes(test)
+
+
+def on_public_rows(base: SomeBase, test: Split, size: int, *, clients: int = 1) -> SomeBase:
+    """The base of a federation whose clients all hold the same ``size`` public rows: a few of a
+    test split, over and over.
+    """
+    rows = _of_one_length(test)
     return replace(
         base,
-        workload=replace(base.workload, train=some),
-        parts=[torch.arange(size)],
+        workload=replace(base.workload, train=test.pick(rows[torch.arange(size) % len(rows)])),
+        parts=[torch.arange(size)] * clients,
         declared=None,
         person=torch.arange(size) if base.unit.persons else None,
     )

@@ -33,7 +33,7 @@ from fedlsg.simulations.client.node.refusals import (
     ReplicaDiffersError,
     ReplicaMissingError,
 )
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.resolve import downlink_codec
 from fedlsg.simulations.storage.atomic_files import load_bytes, save_bytes
 from fedlsg.simulations.storage.updates import FAR
@@ -253,12 +253,12 @@ class Replica:
         return False
 
     def _begin(self) -> None:
-        self.state = self.base.server_state(self.public)
+        self.state = self.base.initial.server(self.public)
         self.state.average = None
 
     def _begin_again(self) -> None:
         if not self._at_start:
-            initial = trainable(self.base.build_model()).values()
+            initial = trainable(self.base.initial.model()).values()
             load_weights(self.public.model, parameters_to_vector(initial).detach())
             self._begin()
 

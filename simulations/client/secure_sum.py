@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedlsg.config.selection import selection_of
 from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.secure_sum.discrete import Release
@@ -181,7 +182,8 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
     """
     sums, s = base.sums, base.settings
     assert sums is not None
-    selected = base.selection.select(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
+    rule = selection_of(s.selection, secret=base.unit.at_server)
+    selected = rule.select(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
         raise ProtocolError(
             f"expected the clients that round {stage.round} selects, got {list(stage.clients)}"

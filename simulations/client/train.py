@@ -27,7 +27,7 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, trainable
 from fedlsg.method import LocalTraining, client_step, largest
-from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
+from fedlsg.payload import Dither, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.simulations.client.ahead import AHEAD
 from fedlsg.simulations.client.client_account import (
@@ -44,11 +44,10 @@ from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of
 from fedlsg.simulations.client.node.conditions import check_features, check_level
 from fedlsg.simulations.client.process_state import HISTORY, Loaded, Process, load, process
 from fedlsg.simulations.client.secure_sum import asked_stage, masked_values
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.state import ClientTerms, Phase, RoundPlan
-from fedlsg.strategies.protocol.expectations import expected_of
 from fedlsg.strategies.protocol.wire import Announcement, config_in, read_round, stage_of
 from fedlsg.training.client_level import client_update
 from fedlsg.training.client_round import AddNoise
@@ -114,7 +113,7 @@ def answer_in(
     stored = stored_payload(account, box, question, announced.round)
     if stored is not None:
         return stored
-    terms = own_terms(announced, here.base.size_of(partition))
+    terms = own_terms(announced, here.base.rows.size_of(partition))
     plan = loaded.plan.for_client(terms)
     train = partial(
         train_round, here, account, plan, terms.num_examples, loaded.parameters, loaded=loaded
@@ -125,7 +124,13 @@ def answer_in(
         return _personal_round(here, plan, announced, box, question, train)
     values = train()
     return send(
-        values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question
+        values,
+        plan.frame,
+        here.base,
+        announced,
+        here.base.uplink.dither(partition, plan),
+        box,
+        question,
     )
 
 
@@ -163,7 +168,7 @@ def _personal_round(
     with own_parameters(here.state.model, frame.personal, before):
         values = train()
     payload = pack_values(
-        encode(values, frame), frame, base, announced, base.dither(client, plan), box.last
+        encode(values, frame), frame, base, announced, base.uplink.dither(client, plan), box.last
     )
     after = moved(before, values, frame, base, plan.local)
     return box.store(question, payload, after, round=plan.round)
@@ -173,7 +178,7 @@ def remembers(base: Base) -> bool:
     """Whether clients keep something from round to round: the memory of error feedback, or personal
     parameters.
     """
-    return keeps_memory(base.method, base.codec) or bool(base.method.personal)
+    return base.uplink.keeps_memory or bool(base.method.personal)
 
 
 def memory_size(frame: Frame) -> int:
@@ -217,7 +222,8 @@ def moved(
     the data is read.
     """
     falling = local.learning_rate / base.local.learning_rate
-    rate = base.personal_rate * falling / local.batch
+    given = base.settings.personal_learning_rate
+    rate = (base.local.learning_rate if given is None else given) * falling / local.batch
     return displacement - rate * personal_gradient(values, frame)
 
 
@@ -273,7 +279,7 @@ def train_round(
         nullcontext() if summed else here.passing(),
         nullcontext() if summed else draws(base, partition, round),
     ):
-        persons = base.persons_of(partition)
+        persons = base.rows.persons_of(partition)
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
@@ -309,7 +315,7 @@ def send(
     """The payload of a round's values; with noise or memory it is stored first, under its
     question.
     """
-    if not keeps_memory(base.method, base.codec):
+    if not base.uplink.keeps_memory:
         payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
         # else the driver of the simulation stores it
         if isinstance(box, LastPayload) and keeps_payload(base):
@@ -323,7 +329,8 @@ def send(
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
-    received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)
+    wanted = base.uplink.expected(frame, round=announced.round, dither=dither)
+    received = decode(unpack(payload, wanted), frame)
     return box.store(question, payload, due - received.double(), round=announced.round)
 
 
@@ -336,14 +343,14 @@ def keeps_payload(base: Base) -> bool:
     """
     if base.unit.at_server:
         return False
-    return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
+    return base.sums is None and (base.method.mechanism.adds_noise or base.uplink.explicit)
 
 
 def keeps_one_round(base: Base) -> bool:
     """Whether a stored payload only answers its own request: explicit indices also say which were
     sent last.
     """
-    return base.index_mode != "explicit"
+    return not base.uplink.explicit
 
 
 def pack_values(
@@ -355,7 +362,7 @@ def pack_values(
     last: Callable[[], bytes | None],
 ) -> bytes:
     """A payload of the values; with compression, of the largest ones only."""
-    where = frame.wire
+    where, uplink = frame.wire, base.uplink
     positions = where.indices
     most = base.method.compression.most(where.size)
     if most is not None:
@@ -367,21 +374,9 @@ def pack_values(
         size=where.size,
         round=announced.round,
         digest=announced.frame_digest,
-        codec=base.codec,
-        index_mode=base.index_mode,
+        codec=uplink.codec,
+        index_mode=uplink.index_mode,
         blocks=where.blocks,
         dither=dither,
-        earlier=last() if base.index_mode == "explicit" else None,
-    )
-
-
-def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
-    """What the server expects of this client, except for the bound on the norm."""
-    return expected_of(
-        frame,
-        base.method,
-        round=announced.round,
-        codec=base.codec,
-        index_mode=base.index_mode,
-        dither=dither,
+        earlier=last() if uplink.explicit else None,
     )

@@ -29,7 +29,8 @@ from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
 from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
-from fedlsg.simulations.planning.plan import client_terms, count_blocks
+from fedlsg.simulations.planning.client_noise import client_terms
+from fedlsg.simulations.planning.model_faults import count_blocks
 from fedlsg.simulations.planning.prepare import data_key, prepare
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.rule_checker import idle
@@ -287,6 +288,7 @@ class _Check:
         here = replace(base, settings=replace(base.settings, device="cpu"))
         if model not in self.blocks:
             self.blocks[model] = count_blocks(here)
+        here.clients.participation  # noqa: B018 - raises for a trace that cannot be used
         client_terms(here, self.blocks[model])
         return base
 

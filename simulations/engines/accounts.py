@@ -259,13 +259,13 @@ class Accounts:
         stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
-        terms = own_terms(announced, base.size_of(client))
+        terms = own_terms(announced, base.rows.size_of(client))
         plan = self._round.for_client(terms)
         entry = entry_of(account, plan, terms.num_examples, reproducible=base.settings.reproducible)
         account.check(entry)
         state = give(
             entry,
-            last=box.last() if base.index_mode == "explicit" else None,
+            last=box.last() if base.uplink.explicit else None,
             memory=box.memory(announced.round, memory_size(plan.frame))
             if isinstance(box, FeedbackBox)
             else None,
@@ -296,8 +296,8 @@ class Accounts:
             if not (payload := payload_in(reply)):
                 return reply
             if returned.memory is not None:
-                own = FeedbackBox(self._run.own(account.client), account.client)
-                own.store(question, payload, returned.memory, round=entry.round)
+                box = FeedbackBox(self._run.own(account.client), account.client)
+                box.store(question, payload, returned.memory, round=entry.round)
             elif self._keeps:
                 self._stored.pop(account.client, None)
                 LastPayload(self._run.last_payload(account.client)).store(

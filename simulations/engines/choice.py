@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
+from fedlsg.simulations.planning.clients import poisson_rate
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import OF_RAY, RUN
 from fedlsg.simulations.workloads import to_device
@@ -68,8 +69,8 @@ def seconds_of(plan: Plan) -> float:
     public numbers.
     """
     s, local = plan.settings, plan.local
-    size = sum(plan.sizes) / len(plan.sizes)
-    rows = plan.rate_of(round(size)) * size * s.multiplicity
+    size = sum(plan.clients.sizes) / len(plan.clients.sizes)
+    rows = poisson_rate(s, local, round(size)) * size * s.multiplicity
     step = STEP + rows * 6 * multiplications(plan) / (SPEED * s.threads)
     return plan.schedule.rounds * s.clients_per_round * (CLIENT + local.steps * step)
 
@@ -79,7 +80,7 @@ def multiplications(plan: Plan) -> float:
     """Multiplications by weights in one forward pass of an example, the mean of a few public
     rows.
     """
-    found = [0.0]
+    total = [0.0]
 
     def count(layer: nn.Module, _: object, result: object) -> None:
         first = (
@@ -93,17 +94,17 @@ def multiplications(plan: Plan) -> float:
             of_gates = isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
             each = first.numel() / len(rows)
             wide = [first.shape[-1] if of_gates else len(w) for w in weights]
-            found[0] += sum(
+            total[0] += sum(
                 w.numel() * max(1.0, each / n) for w, n in zip(weights, wide, strict=True)
             )
 
-    test, model = plan.workload.test, plan.build_model().eval()
+    test, model = plan.workload.test, plan.initial.model().eval()
     rows = spaced(len(test), ROWS)
     for layer in model.modules():
         layer.register_forward_hook(count)
     with restored(plan.workload.models, data=True), own_draws(plan.device):
         model_outputs(model, to_device(test.batch(rows)[0], plan.device))
-    return found[0]
+    return total[0]
 
 
 def _with(plan: Plan, engine: Literal["ray", "local"]) -> Plan:

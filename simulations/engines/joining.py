@@ -108,18 +108,18 @@ def _own_cluster() -> str:
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
     note = folder / "ray_current_cluster"
     try:
-        found, content = _read_note(note)
+        noted, content = _read_note(note)
     except OSError:
         raise RuntimeError(NONE_HERE) from None
     address = content.decode(errors="replace").strip()
     if os.name == "posix" and not (
-        found.st_uid in _trusted()
-        and stat.S_ISREG(found.st_mode)
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        noted.st_uid in _trusted()
+        and stat.S_ISREG(noted.st_mode)
+        and not noted.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ):
         raise RuntimeError(
-            f"{note} says which cluster auto is, and another user (number {found.st_uid}, mode "
-            f"{stat.S_IMODE(found.st_mode):o}) wrote it or could have: nothing was sent there. "
+            f"{note} says which cluster auto is, and another user (number {noted.st_uid}, mode "
+            f"{stat.S_IMODE(noted.st_mode):o}) wrote it or could have: nothing was sent there. "
             "Give --ray-address HOST:PORT of a cluster that you know"
         )
     if not _belongs_here(address):
@@ -150,8 +150,8 @@ def _belongs_here(address: str) -> bool:
 
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids = process.info["uids"]
-        own = uids is None or uids.effective in _trusted()  # Windows has no such numbers
-        if own and f"--gcs-address={address}" in (process.info["cmdline"] or ()):
+        is_own = uids is None or uids.effective in _trusted()  # Windows has no such numbers
+        if is_own and f"--gcs-address={address}" in (process.info["cmdline"] or ()):
             return True
     return False
 
@@ -202,15 +202,15 @@ def _source(address: str) -> str:
     if os.environ.get(PATH):
         return os.environ[PATH]
     try:
-        found = Path(HOME_TOKEN).expanduser().stat()
+        status = Path(HOME_TOKEN).expanduser().stat()
     except (OSError, RuntimeError):
         raise RuntimeError(
             f"the cluster at {address} asks for a token: copy its {HOME_TOKEN} here, mode 600, or "
             f"name another file in {PATH}"
         ) from None
-    if os.name == "posix" and (found.st_uid not in _trusted() or found.st_mode & OTHERS):
+    if os.name == "posix" and (status.st_uid not in _trusted() or status.st_mode & OTHERS):
         raise RuntimeError(
-            f"other users can read {HOME_TOKEN} (mode {stat.S_IMODE(found.st_mode):o}), so the "
+            f"other users can read {HOME_TOKEN} (mode {stat.S_IMODE(status.st_mode):o}), so the "
             f"cluster at {address} is open to them: make a new token (umask 077; ray "
             "get-auth-token --generate), start the cluster again, and chmod 600 the file"
         )

@@ -33,7 +33,8 @@ from fedlsg.simulations.client.virtual import (
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.process import logging_to
 from fedlsg.simulations.engines.shared_passes import Passes
-from fedlsg.simulations.planning.plan import Plan, prepare
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.server_app import serve
 from fedlsg.simulations.settings.settings import as_config
@@ -165,9 +166,9 @@ def run(
         accounts=accounts,
         device=plan.device,
     )
-    own = (
+    base = (
         prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
     )
-    clients = nullcontext() if own is None else serving(own)
+    clients = nullcontext() if base is None else serving(base)
     with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

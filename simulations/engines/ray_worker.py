@@ -123,7 +123,7 @@ class Worker:
 
         from fedlsg.simulations.client.client_app import simulated_settings
         from fedlsg.simulations.client.process_state import HISTORY, process, serving
-        from fedlsg.simulations.planning.continuity import data_digest
+        from fedlsg.simulations.planning.data_digest import data_digest
         from fedlsg.simulations.planning.prepare import prepare
 
         HISTORY.forget()

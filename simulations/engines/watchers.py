@@ -92,12 +92,12 @@ def users(folder: Path) -> set[int]:
     """Processes but this one and its parent that have a file in a folder open; empty where there is
     no /proc.
     """
-    found = set()
+    numbers = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if os.readlink(entry).startswith(f"{folder}{os.sep}"):
-                found.add(int(entry.parts[2]))
-    return found - {os.getpid(), os.getppid()}
+                numbers.add(int(entry.parts[2]))
+    return numbers - {os.getpid(), os.getppid()}
 
 
 def remove(folder: Path) -> None:

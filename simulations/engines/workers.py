@@ -238,7 +238,7 @@ class Workers:
         version, probed = self._knows.get(worker, (0, 0))
         steps, bases = self._directory.steps_after(version), self._directory.basis_after(probed)
         self._knows[worker] = (
-            max([version, *(own for own, _ in steps)]),
+            max([version, *(step for step, _ in steps)]),
             bases[0][0] if bases else probed,
         )
         pickled, arrays = pack([(steps, bases), *pile])

@@ -20,11 +20,11 @@ from fedlsg.method import Positions
 from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.simulations.planning.plan import prepare
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.trust import keep_code
 from fedlsg.simulations.run.simulate import workload_name
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import as_config, permit_code
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import payload_files, round_folder, write_frame
 from fedlsg.simulations.workloads import Workload
@@ -141,7 +141,7 @@ class Recording:
         """Raise ValueError for a model, or a number of rows, that are not the workload's."""
         wanted, found = (
             {name: tuple(p.shape) for name, p in trainable(one).items()}
-            for one in (self.base.build_model(), model)
+            for one in (self.base.initial.model(), model)
         )
         if wanted != found:
             odd = sorted(set(wanted.items()) ^ set(found.items()))[0]
@@ -187,7 +187,7 @@ class Recording:
                 "round": round,
                 "phase": "training",
                 "method": self.base.method.name,
-                "codec": self.base.codec.name,
+                "codec": self.base.uplink.codec.name,
                 "indices": "derived",
                 "most": self.base.method.compression.most(wire.size),
                 "local_steps": 1,

@@ -28,7 +28,6 @@ from fedlsg.simulations.flower_apps.client import (
 from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.server_app import last_line, run_on
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import (
     AUTO,
     RUN,
@@ -38,6 +37,7 @@ from fedlsg.simulations.settings.settings import (
     check_arguments,
     permit_code,
 )
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.workloads import Workload

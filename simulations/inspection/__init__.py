@@ -26,11 +26,14 @@ from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines.watchers import scratch
 from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.plan import Base, Plan, count_blocks, prepare
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import refuse_client_level
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -115,7 +118,7 @@ class Subject:
     @property
     def copies(self) -> int:
         """Augmented copies of each example in a batch."""
-        return 1 if self.base.augment is None else self.base.local.multiplicity
+        return 1 if self.base.rows.augment is None else self.base.local.multiplicity
 
     def rows(self, examples: int) -> Rows:
         """At most ``examples`` rows of the training split, drawn by the public seed."""
@@ -131,7 +134,7 @@ class Subject:
         """
         fits = max(1, PASS_BYTES // (4 * values))
         size = max(1, min(self.base.local.microbatch_size, fits) // self.copies)
-        train, augment, changes = self.base.workload.train, self.base.augment, None
+        train, augment, changes = self.base.workload.train, self.base.rows.augment, None
         if augment is not None:
             generator = public_generator(self.state.seed, "inspect", "augment")
             changes = draw_round(augment, len(train), self.copies, generator)
@@ -209,9 +212,9 @@ def _subject(
         check_own_code(base, RunDir(run))
     else:
         count_blocks(base)  # what a run checks of its model before it starts
-    public = base.public_state()
+    public = base.initial.public()
     start = {name: p.clone() for name, p in public.parameters.items()}
-    state = base.server_state(public)
+    state = base.initial.server(public)
     if saved is not None:
         state.load_state_dict(saved["server"])
     return Subject(base=base, state=state, start=start, run=run)
@@ -251,8 +254,8 @@ def batch_gradient(subject: Subject, rows: Rows) -> Weights:
         losses = subject.base.local.precision.losses(
             outputs, subject.base.workload.loss, targets, targets
         )
-        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-        for name, dW in zip(parameters, found, strict=True):
+        gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        for name, dW in zip(parameters, gradients, strict=True):
             if dW is not None:
                 total[name] += dW / (len(rows) * subject.copies)
     return total

@@ -47,10 +47,10 @@ def rounds_of(subject: Subject, given: str) -> list[int]:
     words = [word.strip() for word in given.split(",")]
     if not all(word == "last" or word.isdecimal() for word in words):
         raise ValueError(f"expected --energy as last, or rounds such as 1,20,last; got {given!r}")
-    found = sorted({last if word == "last" else int(word) for word in words})
-    for round in found:
+    rounds = sorted({last if word == "last" else int(word) for word in words})
+    for round in rounds:
         weights_at(subject, round)
-    return found
+    return rounds
 
 
 def weights_at(subject: Subject, round: int) -> Weights:
@@ -86,19 +86,19 @@ def moving_averages(subject: Subject, rounds: Sequence[int]) -> dict[int, Weight
     """The moving average of all updates before each round; None for the first round, and without a
     record.
     """
-    found: dict[int, Weights | None] = dict.fromkeys(rounds)
+    averages: dict[int, Weights | None] = dict.fromkeys(rounds)
     total: dict[str, Tensor] = {}
     before = subject.start
     for round in range(2, max(rounds) + 1):
         try:
             now = weights_at(subject, round)
         except ValueError:
-            return found
+            return averages
         total = {name: DECAY * total.get(name, 0.0) + W - before[name] for name, W in now.items()}
         before = now
-        if round in found:
-            found[round] = total
-    return found
+        if round in averages:
+            averages[round] = total
+    return averages
 
 
 Pair = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
@@ -223,7 +223,7 @@ def kept_rows(
     sources = probes_of(subject)
     averages = moving_averages(subject, rounds)
     layers = sorted({name for names in wanted.values() for name in names})
-    found: list[KeptRow] = []
+    energies: list[KeptRow] = []
     for round in rounds:
         weights = {name: W.clone() for name, W in weights_at(subject, round).items()}
         with subject.at(weights):
@@ -245,10 +245,10 @@ def kept_rows(
             power_steps=subject.base.method.carrier.power_steps,
         )
         for rank, names in wanted.items():
-            found += [
+            energies += [
                 row for name in names for row in layer_rows(moment, name, rank, gradients[name])
             ]
-    return found
+    return energies
 
 
 def carried(subject: Subject, rank: int) -> tuple[str, ...]:
@@ -259,22 +259,24 @@ def carried(subject: Subject, rank: int) -> tuple[str, ...]:
 
 def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[str, Moments]:
     """Second moments of the examples' normalised gradients. NOT PRIVATE."""
-    found: dict[str, Moments] = {}
+    moments: dict[str, Moments] = {}
     for inputs, targets in subject.batches(rows):
         part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
         for name, (A, B) in part.items():
-            found[name] = (
-                Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+            moments[name] = (
+                Moments(A + moments[name].A, B + moments[name].B)
+                if name in moments
+                else Moments(A, B)
             )
-    return found
+    return moments
 
 
 def probes_of(subject: Subject) -> list[ProbeSource]:
     """The workload's own synthetic inputs, and what the method itself probes with."""
-    base, own = subject.base, subject.base.method.carrier
-    found = [probe_source(base.workload, name) for name in base.workload.synthetic]
-    given = own.source is not None and own.source not in ("auto", *base.workload.synthetic)
-    return [*found, base.probe_source] if given else found
+    base, carrier = subject.base, subject.base.method.carrier
+    sources = [probe_source(base.workload, name) for name in base.workload.synthetic]
+    given = carrier.source is not None and carrier.source not in ("auto", *base.workload.synthetic)
+    return [*sources, base.initial.probe_source] if given else sources
 
 
 def probe_moments(
@@ -316,7 +318,7 @@ def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)
-    return {key: _mean(own) for key, own in groups.items()}
+    return {key: _mean(of_key) for key, of_key in groups.items()}
 
 
 def _mean(rows: KeptRows) -> float:
@@ -326,8 +328,8 @@ def _mean(rows: KeptRows) -> float:
 
 def kinds_of(rows: KeptRows) -> list[str]:
     """The kinds of carriers that were made at least once, in their order."""
-    made = {row.carriers for row in rows if not math.isnan(row.energy)}
-    return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in made]
+    kinds = {row.carriers for row in rows if not math.isnan(row.energy)}
+    return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in kinds]
 
 
 def meanings(rows: KeptRows) -> Mapping[str, str]:

@@ -119,17 +119,19 @@ def _layers_axis(names: Sequence[str]) -> Axis:
 
 def residuals(rows: Sequence[ResidualRow]) -> Charts:
     """A chart for each layer: residual against rank, a line for each source of carriers."""
-    made = {row.source for row in rows}
+    sources = {row.source for row in rows}
     charts = []
-    for name, own in _by_layer(rows):
+    for name, of_layer in _by_layer(rows):
         series = [
             _points(
-                ((row.rank, row.residual) for row in own if row.source == source), source, *look
+                ((row.rank, row.residual) for row in of_layer if row.source == source),
+                source,
+                *look,
             )
             for source, look in LINES.items()
-            if source in made
+            if source in sources
         ]
-        ranks = sorted({row.rank for row in own})
+        ranks = sorted({row.rank for row in of_layer})
         x = Axis(
             label="rank",
             log=True,
@@ -205,10 +207,10 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
     that is frozen.
     """
     charts = []
-    for name, own in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
+    for name, of_layer in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
         series = []
         for choice, (colour, _) in CHOICES.items():
-            kept = [row for row in own if row.choice == choice]
+            kept = [row for row in of_layer if row.choice == choice]
             out, into = (
                 [(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns")
             )
@@ -266,11 +268,11 @@ def ratios(found: Sparsified) -> Charts:
             name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
         ),
     )
-    said = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
+    panels = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
     measured = found.measured
     return tuple(
         Chart(title=words, x=SPARSITY, y=Axis(label="ratio", low=0.0), series=series, height=300)
-        for (words, series), there in zip(said, measured, strict=True)
+        for (words, series), there in zip(panels, measured, strict=True)
         if there
     )
 
@@ -291,14 +293,14 @@ def _measured(
 def planes(found: Sequence[Deviations]) -> Charts:
     """A chart for each rate, with equal scales in both directions."""
     charts = []
-    for one in found:
-        most = float(np.quantile(np.abs(one.plane), 0.995)) or 1.0
+    for plane in found:
+        most = float(np.quantile(np.abs(plane.plane), 0.995)) or 1.0
         x, y = (
             Axis(label=f"{name} random direction", low=-most, high=most)
             for name in ("first", "second")
         )
-        points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
-        title = f"mask of sparsity {one.sparsity:g}" if one.sparsity else "no mask"
+        points = _points(plane.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
+        title = f"mask of sparsity {plane.sparsity:g}" if plane.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
     return tuple(charts)
 
@@ -308,9 +310,9 @@ def mask_counts(found: Counts) -> Charts:
     counts = np.arange(len(found.shares))
     seen = counts[np.maximum(found.shares, found.expected) > 1e-4]
     at = seen.astype(float).tolist()
-    own = f"masks of the run, ranking={found.ranking}"
+    label = f"masks of the run, ranking={found.ranking}"
     series = (
-        Series(name=own, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
+        Series(name=label, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
         Series(
             name="independent random masks",
             x=at,

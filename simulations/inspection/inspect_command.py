@@ -95,23 +95,25 @@ def inspect_command(
             finished(subject)
         status.update("measuring gradients")
         measured = sorted({*wanted, shown_sparsity(subject)})
-        found = inspect(subject, examples=examples, sparsities=measured, ranks=several)
+        inspection = inspect(subject, examples=examples, sparsities=measured, ranks=several)
         if rounds:
             status.update("measuring carriers")
-            found = replace(found, kept=kept_rows(subject, subject.rows(examples), rounds, several))
+            inspection = replace(
+                inspection, kept=kept_rows(subject, subject.rows(examples), rounds, several)
+            )
     if noiseless:
-        found = replace(found, costs=measure_costs(subject, console))
+        inspection = replace(inspection, costs=measure_costs(subject, console))
     with console.status("drawing"):
-        write(subject, found, path, layers)
-    print_line(lead(subject, found), console)
-    for table in shown_tables(subject, found):
+        write(subject, inspection, path, layers)
+    print_line(lead(subject, inspection), console)
+    for table in shown_tables(subject, inspection):
         print_table(table, console)
-    for name, factors in factor_words(found).items():
+    for name, factors in factor_words(inspection).items():
         print_whole(
             f"clip factors of the first examples (1: not clipped), {name}: {factors}", console
         )
-    if found.costs is not None:
-        print_line(diagnosis(found.costs), console, "bold")
+    if inspection.costs is not None:
+        print_line(diagnosis(inspection.costs), console, "bold")
     print_written(path, ("inspection.html",), console)
 
 

@@ -145,13 +145,13 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     do.
     """
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
-    made = figures(found, subject, maps)
-    files = {f"{name}.png": png(one) for name, one in made.items()}
+    charts = figures(found, subject, maps)
+    files = {f"{name}.png": png(figure) for name, figure in charts.items()}
     pictures = [
-        interactive(one, _caption(name, found), columns=3 if len(one) > 2 else 2)
-        if isinstance(one, tuple)
-        else photo(one, _caption(name, found))
-        for name, one in made.items()
+        interactive(figure, _caption(name, found), columns=3 if len(figure) > 2 else 2)
+        if isinstance(figure, tuple)
+        else photo(figure, _caption(name, found))
+        for name, figure in charts.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
@@ -218,7 +218,7 @@ def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
 def factor_words(found: Inspection) -> dict[str, str]:
     """The same in words."""
     return {
-        name: ", ".join(f"{one:.4f}" for one in factors)
+        name: ", ".join(f"{factor:.4f}" for factor in factors)
         for name, factors in first_factors(found).items()
     }
 
@@ -256,9 +256,9 @@ def headline(found: Inspection) -> str:
     """What the clip does to the examples that were read, in one sentence; how long their gradients
     are if there is none.
     """
-    of, mechanism = found.own, found.mechanism
-    clip, examples = of.clipping, f"{found.examples} training examples"
-    frozen = f"With a share of {of.sparsity:g} frozen, " if of.sparsity else ""
+    shares, mechanism = found.own, found.mechanism
+    clip, examples = shares.clipping, f"{found.examples} training examples"
+    frozen = f"With a share of {shares.sparsity:g} frozen, " if shares.sparsity else ""
     if not mechanism.clips:
         norms = f"median norm {clip.norms[0.5]:.3g}, the longest {clip.norms[1.0]:.3g}"
         words = f"gradients of {examples} are not clipped (mechanism {mechanism.kind}): {norms}."

@@ -200,10 +200,10 @@ def layer_tables(rows: KeptRows) -> list[Table]:
 
 
 def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
-    own = {(row.layer, row.carriers): row.energy for row in rows}
+    energies = {(row.layer, row.carriers): row.energy for row in rows}
 
     def column(kind: str) -> Column:
-        return Column(kind, lambda layer: own[layer, kind], ".3f")
+        return Column(kind, lambda layer: energies[layer, kind], ".3f")
 
     columns = [
         Column("layer", lambda name: name.removesuffix(".weight")),
@@ -253,7 +253,7 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     tables = []
     if there:
         names = " and ".join(name for name, _ in there)
-        columns = [Column("p", "sparsity", "g"), *(one for _, some in there for one in some)]
+        columns = [Column("p", "sparsity", "g"), *(one for _, group in there for one in group)]
         title = f"{names[:1].upper()}{names[1:]} under random masks of rate p"
         tables = [make_table(columns, found.rows, title=title)]
     title = "Symmetry of the deviations of examples from their mean gradient"

@@ -104,7 +104,7 @@ def masks_of(method: Method, p: float) -> dict[str, Mask]:
     A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps
     everything; embeddings take no other.
     """
-    own, pruned = method.mask, method.prune.active
+    mask, pruned = method.mask, method.prune.active
     if p == 0 and not pruned:
         return {"all": Mask()}
     if method.carrier.form.embeds:
@@ -117,10 +117,10 @@ def masks_of(method: Method, p: float) -> dict[str, Mask]:
             "random": replace(units, importance="random"),
         }
     if pruned:
-        drop = "random" if own.drop == "none" else own.drop
+        drop = "random" if mask.drop == "none" else mask.drop
         return {f"drop {drop}": Mask(kind="drop", sparsity=p, drop=drop)}
-    if own.kind in ("magnitude", "drop"):
-        return {own.kind: replace(own, sparsity=p, cooling=False, sparsity_from=0.0)}
+    if mask.kind in ("magnitude", "drop"):
+        return {mask.kind: replace(mask, sparsity=p, cooling=False, sparsity_from=0.0)}
     return {"uniform": Mask(kind="uniform", sparsity=p)}
 
 
@@ -229,8 +229,8 @@ class Inspection:
     @property
     def sources(self) -> list[str]:
         """What carriers were made from, in the order of ``SOURCES``."""
-        made = {row.source for row in self.residuals}
-        return [source for source in SOURCES if source in made]
+        sources = {row.source for row in self.residuals}
+        return [source for source in SOURCES if source in sources]
 
     @property
     def others(self) -> list[ClipRow]:
@@ -262,7 +262,7 @@ def inspect(
     if subject.moved:
         with subject.at(subject.start):
             before = batch_gradient(subject, rows)
-    own = subject.frame
+    frame = subject.frame
     return Inspection(
         examples=len(rows),
         layers=layer_rows(subject, gradients),
@@ -276,8 +276,8 @@ def inspect(
             for name in subject.layers
             for row in energy_rows(subject, name, gradients[name], sparsities)
         ],
-        own=own_clip(subject, own, rows),
-        clips=clip_rows(subject, own, rows, sparsities),
+        own=own_clip(subject, frame, rows),
+        clips=clip_rows(subject, frame, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
         mechanism=subject.base.method.mechanism,
         sparsified=sparsified(subject, rows, sparsities),
@@ -290,11 +290,11 @@ def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
     """
     treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
     treated |= dict.fromkeys(subject.state.public.carried, "carried")
-    found = []
+    layers = []
     for name in subject.layers:
         dW = gradients[name]
         m, n = flatten_kernel(dW).shape
-        found.append(
+        layers.append(
             LayerRow(
                 layer=name,
                 treated=treated[name],
@@ -304,7 +304,7 @@ def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
                 weight_norm=float(subject.weights[name].norm()),
             )
         )
-    return found
+    return layers
 
 
 def residual_rows(
@@ -321,13 +321,13 @@ def residual_rows(
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
-    own = subject.coordinates(name)
-    if carrier.functions and own.L is not None and own.R is not None:
+    coordinates = subject.coordinates(name)
+    if carrier.functions and coordinates.L is not None and coordinates.R is not None:
         yield ResidualRow(
             layer=name,
             source="method",
             rank=carrier.rank,
-            residual=residual(dW, own.L, own.R, own.form),
+            residual=residual(dW, coordinates.L, coordinates.R, coordinates.form),
         )
     powers = {2**k for k in range(largest.bit_length())}
     wanted = sorted(

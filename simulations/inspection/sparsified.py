@@ -172,9 +172,9 @@ def sparsified(subject: Subject, rows: Rows, sparsities: Sequence[float]) -> Spa
 
 def keep(total: int, rate: float, generator: torch.Generator) -> Float[Tensor, " d"]:
     """A mask as the method draws it: 1 where a coordinate is kept."""
-    found = torch.zeros(total)
-    found[uniform(total, rate, generator=generator)] = 1
-    return found
+    mask = torch.zeros(total)
+    mask[uniform(total, rate, generator=generator)] = 1
+    return mask
 
 
 def deviations(
@@ -184,11 +184,11 @@ def deviations(
     z = projected.astype(np.float64)
     z -= z.mean(0)
     turned = z * signs.choice([-1.0, 1.0], size=z.shape)
-    found, chance = ([asymmetry(column) for column in part.T] for part in (z, turned))
+    asymmetries, chance = ([asymmetry(column) for column in part.T] for part in (z, turned))
     return Deviations(
         sparsity=sparsity,
         plane=z[:, :2],
-        asymmetry=float(np.mean(found)),
+        asymmetry=float(np.mean(asymmetries)),
         chance=float(np.mean(chance)),
         chance_95=float(np.quantile(chance, 0.95)),
         skewness=float(np.mean(np.abs(skewness(z)))),

@@ -171,10 +171,10 @@ def _pooling(source: EncoderSource) -> Pooling:
     file = model_folder(source) / "1_Pooling" / "config.json"
     if not file.is_file():
         return "own"
-    said = bounded.read_json(file)
-    if said.get("pooling_mode_mean_tokens"):
+    settings = bounded.read_json(file)
+    if settings.get("pooling_mode_mean_tokens"):
         return "mean"
-    if said.get("pooling_mode_cls_token"):
+    if settings.get("pooling_mode_cls_token"):
         return "cls"
     raise ValueError(f"expected mean or cls pooling in {file}")
 
@@ -189,7 +189,7 @@ def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> 
             f"no safetensors file in {folder}; save the model again with a current transformers"
         )
     with quiet():
-        model, found = kind.from_pretrained(
+        model, loading = kind.from_pretrained(
             folder,
             config=config,
             attn_implementation=attention,
@@ -199,7 +199,7 @@ def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> 
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    absent = {*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}
+    absent = {*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])}
     # A base model's checkpoint lacks what classification adds on top.
     lacking = sorted(
         key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split("."))

@@ -71,13 +71,13 @@ def patch_filters(shape: Shape, settings: PatchSettings) -> Mapping[str, np.ndar
     of a filter have mean 0.
     """
     settings.check(shape)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for scale in range(settings.scales):
         generator = public_generator(0, "features", f"patches of scale {scale}")
         leaves = _halved(dead_leaves(LEAVES, shape, generator), scale)
         weight, bias = _of_patches(_some_patches(leaves, settings.size, generator), settings)
-        found |= {f"weight{scale}": weight.numpy(), f"bias{scale}": bias.numpy()}
-    return found
+        arrays |= {f"weight{scale}": weight.numpy(), f"bias{scale}": bias.numpy()}
+    return arrays
 
 
 def _some_patches(

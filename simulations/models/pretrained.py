@@ -80,11 +80,11 @@ def facts_of(source: str) -> Mapping[str, Any]:
     folder = folder if folder.is_dir() else folder.parent
     for name in FACTS:
         try:
-            found = bounded.read_json(folder / name)
+            facts = bounded.read_json(folder / name)
         except (OSError, ValueError):
             continue
-        if isinstance(found, Mapping) and "fedlsg" in found:
-            return found
+        if isinstance(facts, Mapping) and "fedlsg" in facts:
+            return facts
     return {}
 
 
@@ -138,14 +138,14 @@ def load_pretrained(
             "it"
         )
     weights = read_weights(file)
-    own = model.state_dict()
+    state = model.state_dict()
     path = classifier if classifier == CLASSIFIER else find_classifier(model, classifier)
-    head = {name for name in own if name.startswith(f"{path}.")}
+    head = {name for name in state if name.startswith(f"{path}.")}
     given_head = {name for name in weights if name.startswith(f"{path}.")}
-    fits = head == given_head and all(weights[name].shape == own[name].shape for name in head)
-    fresh = () if fits else tuple(name for name in own if name in head)
-    _check_same_inputs(own, weights, f"{path}.weight", source)
-    wanted = {name: own[name] for name in own if name not in fresh}
+    fits = head == given_head and all(weights[name].shape == state[name].shape for name in head)
+    fresh = () if fits else tuple(name for name in state if name in head)
+    _check_same_inputs(state, weights, f"{path}.weight", source)
+    wanted = {name: state[name] for name in state if name not in fresh}
     check_fit(
         wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source
     )
@@ -187,10 +187,10 @@ def check_fit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
             name for name, t in given.items() if name in wanted and not torch.isfinite(t).all()
         ],
     }
-    found = [f"{kind}: {_shorten(names)}" for kind, names in problems.items() if names]
-    if found:
+    misfits = [f"{kind}: {_shorten(names)}" for kind, names in problems.items() if names]
+    if misfits:
         raise ValueError(
-            f"{source} does not fit the model ({'; '.join(found)}); choose the --model it was "
+            f"{source} does not fit the model ({'; '.join(misfits)}); choose the --model it was "
             "trained as"
         )
 

@@ -183,14 +183,14 @@ def heads(
 
     ``cnn`` needs maps.
     """
-    found = {
+    makers = {
         "linear": partial(linear_head, shape, num_classes),
         "mlp": partial(mlp_head, shape, num_classes, width),
     }
     if len(shape) == 3:
         odd = shape[1] % 2 or shape[2] % 2
-        found["cnn"] = partial(odd_cnn_head if odd else cnn_head, shape, num_classes, width)
-    return MappingProxyType(found)
+        makers["cnn"] = partial(odd_cnn_head if odd else cnn_head, shape, num_classes, width)
+    return MappingProxyType(makers)
 
 
 def linear_head(shape: Shape, num_classes: int) -> nn.Module:

@@ -26,8 +26,11 @@ from fedlsg.gradients.isolation.trial import word_on
 from fedlsg.privacy import rho
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.hints import SWAMPED, less_noise, noise_words
-from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of, probes
+from fedlsg.simulations.planning.isolation_level import tried_rows
+from fedlsg.simulations.planning.model_faults import count_blocks, probes
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.workloads import to_device
@@ -78,7 +81,7 @@ def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
     return rho(
         plan.method.mechanism,
         each(plan.terms, lambda terms: terms.noise_multiplier * terms.weight),
-        clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
+        clients_per_round=1 if plan.unit.at_server else plan.settings.clients_per_round,
         values=values,
         blocks=blocks,
         expected_batch=plan.divisor,
@@ -174,7 +177,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     s, rounds = base.settings, base.schedule.rounds
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
-    rounds = base.participation.most_selections(rounds)
+    rounds = base.clients.participation.most_selections(rounds)
     if unit_named(s.unit).whole:
         return 1.0, rounds
     batches = rounds * s.local_steps
@@ -195,7 +198,7 @@ def isolation_line(plan: Plan, public: PublicState) -> str | None:
     level, loss = plan.local.isolation, plan.workload.loss
     most = min(round(plan.local.expected_batch), plan.local.microbatch_size)
     with own_draws(plan.device), restored(loss):
-        slow = word_on(public.model, loss, *plan.tried_rows(), level, most)
+        slow = word_on(public.model, loss, *tried_rows(plan), level, most)
     return f"isolation {level}: own code, {own}{slow and '; '}{slow}"
 
 
@@ -223,7 +226,7 @@ def _budget(plan: Plan) -> str | None:
     rounds do.
     """
     s = plan.settings
-    if s.epsilon is None or plan.own_budgets:
+    if s.epsilon is None or plan.clients.own_budgets:
         return None
     if not plan.method.mechanism.private or s.reproducible:
         return None
@@ -262,9 +265,9 @@ def _updates(plan: Plan) -> str | None:
 
 def _batches(plan: Plan) -> str | None:
     """A batch of a client is empty with probability (1 - q)^N."""
-    rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
     empty = max(
-        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items()
+        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0
+        for size, rate in plan.clients.rate_of_size.items()
     )
     if empty < EMPTY or plan.unit.whole or plan.settings.sampling != "poisson":
         return None
@@ -281,7 +284,7 @@ def _swamped(plan: Plan) -> str | None:
     found = pull(plan)
     if found is None or found >= SWAMPED:
         return None
-    ways = less_noise(clients=len(plan.sizes), trust=plan.settings.trust)
+    ways = less_noise(clients=len(plan.clients.sizes), trust=plan.settings.trust)
     bound = f"; expect at most {50 * found:.0f} points more than guessing" if found < 1 else ""
     return f"{noise_words(found, None)}{bound}: give {ways}"
 
@@ -311,7 +314,7 @@ def embeddings_line(plan: Plan) -> str | None:
     carrier = plan.method.carrier
     if not isinstance(carrier, Lora) or carrier.embeddings:
         return None
-    tables = {id(p): p.numel() for p in embeddings_of(plan.build_model())}
+    tables = {id(p): p.numel() for p in embeddings_of(plan.initial.model())}
     if not tables:
         return None
     asked = "; train_embeddings=true trains them" if carrier.train == "all" else ""
@@ -322,7 +325,7 @@ def torch_func_line(plan: Plan) -> str | None:
     """One sentence that names the layers whose gradients torch.func computes, and their share; None
     without any.
     """
-    model = plan.build_model()
+    model = plan.initial.model()
     modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
     slow = [
         path
@@ -333,7 +336,7 @@ def torch_func_line(plan: Plan) -> str | None:
         return None
     inputs, targets = plan.workload.test.batch(probes(plan.workload.test))
     given = to_device(inputs, plan.device), targets.to(plan.device)
-    frame = plan.public_state().frame(1, updates=0)
+    frame = plan.initial.public().frame(1, updates=0)
     for _ in range(2):  # the first pass prepares kernels
         start = time.perf_counter()
         with measure() as spent:

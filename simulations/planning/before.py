@@ -53,15 +53,15 @@ def read_before(
     if at_server:
         common = (history(SERVER),)
         return Before(rounds=rounds, histories=dict.fromkeys(kinds, common))
-    found: dict[Kind, set[History]] = {}
+    by_kind: dict[Kind, set[History]] = {}
     for client in ledger.clients():
         if client < len(kinds):
-            found.setdefault(kinds[client], set()).add(history(client))
-    return Before(rounds=rounds, histories=least_covered(found))
+            by_kind.setdefault(kinds[client], set()).add(history(client))
+    return Before(rounds=rounds, histories=least_covered(by_kind))
 
 
 def least_covered(
     by_kind: Mapping[Kind, Iterable[History]],
 ) -> dict[Kind, tuple[History, ...]]:
     """Of the histories of a kind those that no other one covers."""
-    return {kind: tuple(front(list(own))) for kind, own in by_kind.items()}
+    return {kind: tuple(front(list(histories))) for kind, histories in by_kind.items()}

@@ -4,19 +4,16 @@ Epsilon is a maximum over clients that keep their examples and settings in the w
 run with other settings or data would report an epsilon that holds for neither.
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Int64
-from torch import Tensor
-
-from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.start_weights import source_digest
 from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
+from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, read_own
 from fedlsg.simulations.settings.participation import trace_digest
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
@@ -28,7 +25,6 @@ from fedlsg.simulations.storage.manifest import AT_END, reopen
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.run_format import NUMBER, stamp
-from fedlsg.simulations.workloads import Split
 from fedlsg.simulations.workloads.base.parts import digest
 
 HARMLESS = frozenset(
@@ -60,12 +56,6 @@ MOVED = frozenset({"run_dir"})
 is.
 """
 
-DIGEST_BYTES = 32
-MASK = "attention_mask"
-"""0 in it marks padding of texts, which the digest leaves out."""
-ROWS_AT_ONCE = 1024
-"""Part of the format: another number gives other digests."""
-
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
     """The part of a plan in a checkpoint: format of the run, settings, owner of each example, and
@@ -74,18 +64,18 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     # the one in use: auto may find another later
     settings = {**as_config(plan.settings), "device": plan.device}
-    own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
+    more: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
     if (plan.method.carrier.source or "").startswith("data:"):
-        own["source"] = source_digest(plan.probe_source)
-    if (trace := trace_digest(plan.participation)) is not None:
-        own["trace"] = trace
+        more["source"] = source_digest(plan.initial.probe_source)
+    if (trace := trace_digest(plan.clients.participation)) is not None:
+        more["trace"] = trace
     if plan.method.mechanism.adds_noise and plan.settings.noise_multiplier is None:
-        each = dict(zip(plan.kinds, plan.terms, strict=True))
-        own["noise"] = {
+        each = dict(zip(plan.clients.kinds, plan.terms, strict=True))
+        more["noise"] = {
             kind: (t.noise_multiplier, t.prune_noise_multiplier) for kind, t in each.items()
         }
     parts = digest_of_units(plan)
-    return {**stamp(), "settings": settings, "partition": parts, "tests": tests, **own}
+    return {**stamp(), "settings": settings, "partition": parts, "tests": tests, **more}
 
 
 def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> dict[str, Any]:
@@ -99,16 +89,16 @@ def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> d
         return now
     known = {*saved["settings"], *run.read_raw_config()}
     settings = {name: value for name, value in now["settings"].items() if name in known}
-    own = {name: value for name, value in now.items() if name not in stamp()}
+    facts = {name: value for name, value in now.items() if name not in stamp()}
     begun = {name: saved[name] for name in stamp() if name in saved}
-    return {**begun, **own, "settings": settings}
+    return {**begun, **facts, "settings": settings}
 
 
 def digest_of_units(base: Base) -> str:
     """Digest of whose each row is: its client's, and its person's where persons are protected."""
-    said = b"" if base.declared is None else repr(tuple(base.declared)).encode()
-    said += b"" if base.person is None else base.person.numpy().tobytes()
-    return digest(base.parts, said)
+    owners = b"" if base.declared is None else repr(tuple(base.declared)).encode()
+    owners += b"" if base.person is None else base.person.numpy().tobytes()
+    return digest(base.parts, owners)
 
 
 def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
@@ -157,10 +147,10 @@ def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) 
         raise ValueError(
             f"rounds={rounds} counts all rounds, and {done} are finished: give more than {done}"
         )
-    found = replace(settings, **changes)
-    if found.epsilon is None or "noise_multiplier" in changes:
-        return found
-    return replace(found, noise_multiplier=None)
+    changed = replace(settings, **changes)
+    if changed.epsilon is None or "noise_multiplier" in changes:
+        return changed
+    return replace(changed, noise_multiplier=None)
 
 
 def go_further(plan: Plan, run: RunDir, saved: Mapping[str, Any]) -> None:
@@ -189,8 +179,8 @@ def settle(run: RunDir, saved: Mapping[str, Any]) -> None:
         return
     given, names = run.read_raw_config(), planned["was"].keys()
     if {name: given.get(name) for name in names} == planned["was"]:
-        found = given | {name: planned["settings"].get(name) for name in names}
-        run.write_raw_config({name: value for name, value in found.items() if value is not None})
+        config = given | {name: planned["settings"].get(name) for name in names}
+        run.write_raw_config({name: value for name, value in config.items() if value is not None})
     run.summary.unlink(missing_ok=True)
 
 
@@ -231,8 +221,9 @@ def check_unchanged(
         )
     if "source" in saved and saved["source"] != now.get("source"):
         raise ValueError(
-            f"the public data of source={plan.probe_source.name} differ from those that this run "
-            "began with, and its carriers would be others: restore the data, or start a new run"
+            f"the public data of source={plan.initial.probe_source.name} differ from those that "
+            "this run began with, and its carriers would be others: restore the data, or start a "
+            "new run"
         )
     if saved.get("trace") != now.get("trace"):
         raise ValueError(
@@ -258,6 +249,22 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     )
 
 
+def check_same_budgets(base: Base, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a resumed run is given other epsilons or deltas of clients than it began
+    with.
+    """
+    names = getattr(base.parts, "names", None)
+    for what in BELOW:
+        if (text := given.get(setting := f"client_{what}s")) is None:
+            continue
+        numbers = read_own(text, names, base.parts, base.workload.columns, what)
+        began = getattr(base.settings, setting) or ""
+        if numbers != numbered(began, what):
+            raise ValueError(
+                f"resume continues the run as it began: give {setting}={began!r} (not {text!r})"
+            )
+
+
 def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = None) -> None:
     """Raise ValueError if the code of the run's own that was loaded is not that which the run began
     with.
@@ -269,68 +276,3 @@ def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = N
         before = recorded(run.path).get("own_code", {})
     if changed := _changed(before, base.own_code):
         raise other_code(changed)
-
-
-def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
-    """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all
-    rows); 64 hex digits.
-
-    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row
-    be tested.
-    Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded.
-    ``ROWS_AT_ONCE`` rows are in memory at a time. Of rows that drew random numbers it has the
-    labels alone: a resumed run makes them again, with other draws.
-    A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of
-    that row. Keep it where only the owner of the rows can read it, or compute it under a key that
-    stays there.
-    Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
-    """
-    indices = torch.arange(len(split)) if rows is None else rows
-    split.order(indices)  # refuses rows that the split does not have
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
-    for part in indices.cpu().split(ROWS_AT_ONCE):
-        stored = split.inputs[part.numpy()]
-        arrays = stored if _is_known(stored) else split.prepare(stored)
-        for name, array in () if split.drawn else _arrays("inputs", arrays):
-            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        digest.update(_label_bytes(split.labels[part]))
-    return digest.hexdigest()
-
-
-def _label_bytes(labels: Tensor) -> bytes:
-    """Classes as int64; other targets with their type and shape."""
-    if labels.dtype == torch.int64 and labels.ndim == 1:
-        return labels.numpy().astype("<i8").tobytes()
-    array = np.ascontiguousarray(labels.numpy())
-    return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
-
-
-def _is_known(stored: Any) -> bool:
-    if isinstance(stored, Mapping):
-        return all(map(_is_known, stored.values()))
-    if isinstance(stored, tuple):
-        return all(map(_is_known, stored))
-    return isinstance(stored, Tensor) or (
-        isinstance(stored, np.ndarray) and not stored.dtype.hasobject
-    )
-
-
-def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
-    after the other.
-    """
-    if isinstance(stored, Mapping):
-        mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0
-        if mask is not None:
-            yield f"{name}/lengths", mask.sum(1)
-        for part, value in sorted(stored.items()):
-            if mask is None:
-                yield from _arrays(f"{name}/{part}", value)
-            elif part != MASK:
-                yield f"{name}/{part}", np.asarray(value)[mask]
-    elif isinstance(stored, tuple):
-        for place, value in enumerate(stored):
-            yield from _arrays(f"{name}/{place}", value)
-    else:
-        yield name, np.asarray(stored)

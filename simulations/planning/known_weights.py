@@ -23,7 +23,7 @@ def remember_weights(plan: Plan, run: RunDir) -> None:
     """Keep digests of what a finished run has trained: of its largest parameters that moved."""
     if plan.settings.public_rows is not None:
         return
-    before = set(_digests(plan.build_model()))
+    before = set(_digests(plan.initial.model()))
     tensors, facts = read_model(run.path)
     trained = sorted(
         (tensors[name] for name in facts["trained"] if name in tensors), key=lambda t: -t.numel()

@@ -10,7 +10,7 @@ a test row.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,11 @@ from fedlsg.bounded import ram
 from fedlsg.carriers import layer_table
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.run_base import Base, SomeBase
 from fedlsg.simulations.workloads.base.made_ahead import opens_files, processors
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import fields_of
 from fedlsg.user_code.objects import restored
-
-Some = TypeVar("Some", bound=Base)
 
 MOST_ON_CPU = 256
 """Examples of a microbatch on a processor, whose caches gain nothing from more."""
@@ -61,7 +59,7 @@ class Memory:
         return max(1, (self.budget - self.fixed) // max(1, self.each))
 
 
-def with_microbatch(base: Some) -> Some:
+def with_microbatch(base: SomeBase) -> SomeBase:
     """The base with the microbatch size that fits into memory, where the settings give none."""
     if base.settings.microbatch_size:
         return base
@@ -91,7 +89,7 @@ def microbatch_of(base: Base) -> int:
 
 def memory_of(base: Base) -> Memory:
     """What an example of the run takes, from one public row that passes the initial model."""
-    model = base.build_model().cpu()
+    model = base.initial.model().cpu()
     workload, carrier = base.workload, base.method.carrier
     values = {r.name: r.count * r.values for r in layer_table(model, carrier, workload.classifier)}
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -124,18 +122,18 @@ def budget_of(base: Base) -> int:
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The output of each layer with parameters of its own, by its path."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     hooks = [
         module.register_forward_hook(
             lambda _module, _args, output, path=path: (
-                found.__setitem__(path, output.detach()) if isinstance(output, Tensor) else None
+                outputs.__setitem__(path, output.detach()) if isinstance(output, Tensor) else None
             )
         )
         for path, module in model.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     ]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -177,9 +175,9 @@ def _gradient_bytes(
     )
     total = 0
     for name, count in values.items():
-        path, _, own = name.rpartition(".")
+        path, _, attribute = name.rpartition(".")
         output = outputs.get(path)
-        whole = own == "weight" and output is not None and count == _size(model, name)
+        whole = attribute == "weight" and output is not None and count == _size(model, name)
         layer = model.get_submodule(path)
         formed = isinstance(layer, nn.Conv2d) and base.device != "cpu"
         if whole and output is not None and not formed and ghosts:

@@ -16,7 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedlsg.simulations.planning.plan import Plan, client_terms
+from fedlsg.simulations.planning.client_noise import client_terms
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.state import ClientTerms
 
 
@@ -37,10 +38,10 @@ class Choice:
 
 def choices(plan: Plan) -> list[Choice]:
     """The choices of a plan whose clients have budgets of their own; none for another plan."""
-    if not plan.own_budgets or not plan.method.mechanism.private:
+    if not plan.clients.own_budgets or not plan.method.mechanism.private:
         return []
-    epsilons = [epsilon for epsilon, _ in plan.budgets if epsilon is not None]
-    deltas = [delta for _, delta in plan.budgets if delta is not None]
+    epsilons = [epsilon for epsilon, _ in plan.clients.budgets if epsilon is not None]
+    deltas = [delta for _, delta in plan.clients.budgets if delta is not None]
     strictness = epsilons if min(epsilons) < max(epsilons) else deltas
     everyone = range(len(epsilons))
     others = [client for client in everyone if strictness[client] > min(strictness)]
@@ -62,10 +63,10 @@ def choices(plan: Plan) -> list[Choice]:
             noise=noise_of_mean([terms[client] for client in clients]),
         )
 
-    found = [common("everyone at the smallest", everyone)]
+    offered = [common("everyone at the smallest", everyone)]
     if others:
-        found.append(common("the strictest left out", others))
-    own = Choice(
+        offered.append(common("the strictest left out", others))
+    each_its_own = Choice(
         name="each its own",
         clients=len(epsilons),
         epsilon=min(epsilons),
@@ -74,10 +75,10 @@ def choices(plan: Plan) -> list[Choice]:
         most_delta=max(deltas),
         noise=noise_of_mean(plan.terms),
     )
-    return [*found, own]
+    return [*offered, each_its_own]
 
 
 def noise_of_mean(terms: Sequence[ClientTerms]) -> float:
     """Deviation of the noise on a coordinate of the weighted mean gradient, over the clip norm."""
-    batch = math.fsum(one.weight * one.sample_rate * one.num_examples for one in terms)
-    return math.hypot(*(one.weight * one.noise_multiplier for one in terms)) / batch
+    batch = math.fsum(client.weight * client.sample_rate * client.num_examples for client in terms)
+    return math.hypot(*(client.weight * client.noise_multiplier for client in terms)) / batch

@@ -50,7 +50,7 @@ def check_rows(base: Base) -> None:
     splits = {name: split for name, split in splits.items() if not isinstance(split, NoRows)}
     for name, split in splits.items():
         check_split(split, name)
-    model, loss, known = base.build_model().cpu().eval(), base.workload.loss, False
+    model, loss, known = base.initial.model().cpu().eval(), base.workload.loss, False
     with restored(model, loss), own_draws("cpu"):
         for name, split in splits.items():
 
@@ -104,8 +104,8 @@ def check_split(split: Split, what: str) -> None:
 
 def _stored(split: Split, rows: Tensor) -> Any:
     """Stored rows as tensors; nothing of rows that are stored as something else."""
-    found = split.inputs[rows.numpy()]
-    named = found.items() if isinstance(found, Mapping) else [("", found)]
+    stored = split.inputs[rows.numpy()]
+    named = stored.items() if isinstance(stored, Mapping) else [("", stored)]
     tensors = {
         str(name): torch.as_tensor(value)
         for name, value in named

@@ -45,7 +45,7 @@ def with_digest(settings: Settings) -> Settings:
     rows of the same workload, by a run or as public data, unless their ledger goes on here or the
     data are others: the epsilon of this run would leave that out.
     """
-    own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
+    rows_here = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
     start = settings.start_from
     if start is not None:
         if settings.pretrained not in (None, start):
@@ -57,7 +57,7 @@ def with_digest(settings: Settings) -> Settings:
         settings = replace(settings, pretrained=start)
     for setting, source in starts_of(settings).items():
         counted = settings.fresh_data or (setting, source) == ("pretrained", start)
-        if own & rows_behind(source) and not counted:
+        if rows_here & rows_behind(source) and not counted:
             raise ValueError(
                 f"{setting}={getattr(settings, setting)} was trained on the rows of "
                 f"{shown(settings.workload)}, which the epsilon of this run would not count: {WAYS}"
@@ -102,7 +102,7 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
     if "method" in facts:
         read.add(row_name(str(facts.get("workload")), options.get("dataset")))
     earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM}
-    return read.union(*(rows_behind(one, seen) for one in earlier - seen))
+    return read.union(*(rows_behind(source_before, seen) for source_before in earlier - seen))
 
 
 def row_name(workload: str, dataset: str | None) -> str:
@@ -117,29 +117,29 @@ def from_root(settings: Settings) -> Settings:
     is not here.
     Not for a deployed client: what it finds at a name of the server's would be known by it.
     """
-    found = values_of(settings)
-    weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
-    start = str(found.get("start_from", ""))
+    values = values_of(settings)
+    weights, features = (str(values.get(name, RANDOM)) for name in ("pretrained", "features"))
+    start = str(values.get("start_from", ""))
     if start and _holds_weights(Path(start).expanduser()):
-        found["start_from"] = str(Path(start).expanduser().resolve())
+        values["start_from"] = str(Path(start).expanduser().resolve())
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
-        found["pretrained"] = str(Path(weights).expanduser().resolve())
+        values["pretrained"] = str(Path(weights).expanduser().resolve())
     if features not in (RANDOM, SCATTERING) and written(features) is not None:
-        found["features"] = str(Path(features).expanduser().resolve())
+        values["features"] = str(Path(features).expanduser().resolve())
     for name in ("source", "public_rows"):
-        value = str(found.get(name, ""))
+        value = str(values.get(name, ""))
         path = value.removeprefix(DATA)
         if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
-            found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
-    own = workloads.own(str(found.get("workload", "")))
-    if own is not None and own.has_relative_paths:
-        found["data_root"] = str(Path(str(found.get("data_root") or ".")).expanduser().resolve())
-    trace = Path(str(found.get("availability", ""))).expanduser()
+            values[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    workload = workloads.own(str(values.get("workload", "")))
+    if workload is not None and workload.has_relative_paths:
+        values["data_root"] = str(Path(str(values.get("data_root") or ".")).expanduser().resolve())
+    trace = Path(str(values.get("availability", ""))).expanduser()
     if trace.is_file():
-        found["availability"] = str(trace.resolve())
-    if found.get("callbacks"):
-        found["callbacks"] = callbacks_with(found["callbacks"], user_code.absolute)
-    return from_values(found)
+        values["availability"] = str(trace.resolve())
+    if values.get("callbacks"):
+        values["callbacks"] = callbacks_with(values["callbacks"], user_code.absolute)
+    return from_values(values)
 
 
 def _holds_weights(place: Path) -> bool:

@@ -143,13 +143,13 @@ def recorded(run: Path) -> dict[str, Any]:
     """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
     if not (run / RECORD).exists():
         return {}
-    found, otherwise = (
+    record, otherwise = (
         unseal(run / RECORD, otherwise=RESTORE),
         f"{run / RECORD} is damaged: {RESTORE}",
     )
-    if not all(isinstance(found.get(part), dict) for part in ("own_code", "files")):
+    if not all(isinstance(record.get(part), dict) for part in ("own_code", "files")):
         raise DamagedError(otherwise)
-    return found
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +211,8 @@ def allow_code(
     files = {
         (digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own
     }
-    found = [code for some in wanted.values() for code in some]
-    for code in found:
+    wanted_code = [code for some in wanted.values() for code in some]
+    for code in wanted_code:
         if trust_code and code.setting in before and code.file not in files:
             say(
                 f"--trust-code: {code.setting} {shown(code.name)!r} runs {code.file[1]!r}, sha256 "
@@ -224,8 +224,8 @@ def allow_code(
             and not is_known(code.digest, code.name)
         ):
             raise _refusal(run, code, has_record=code.setting in before)
-    remember({(code.digest, code.name) for code in found if code.file in files})
-    for code in found:
+    remember({(code.digest, code.name) for code in wanted_code if code.file in files})
+    for code in wanted_code:
         permit(code.name, of=code.recorded, files=code.source.files)
     return [setting for setting in mine if setting in wanted]
 
@@ -238,24 +238,28 @@ def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | N
     if [shown(name) for name in own] != [shown(name) for name in names]:
         words = (", ".join(map(shown, some)) for some in (names, own))
         raise ValueError("the run's {} is {}, not {}: name the run's own".format(setting, *words))
-    found = [
+    entries = [
         Code(setting=setting, recorded=name, name=one, source=source_of(one))
         for name, one in zip(names, own, strict=True)
     ]
-    for code in found:
+    for code in entries:
         if not code.digest:
             raise ValueError(
                 f"{setting}: there is no file {code.file[1]}, which {run} names: restore it, or "
                 f"name it where it is now, as {_option(setting, shown(code.name))}"
             )
-    return found
+    return entries
 
 
 def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> list[str]:
     """Names of the files that changed, are new, or are gone."""
     pairs = zip(before, now, strict=False)
     return sorted(
-        {name for one, code in pairs for name, _ in one.items() ^ code.source.by_name.items()}
+        {
+            name
+            for setting, code in pairs
+            for name, _ in setting.items() ^ code.source.by_name.items()
+        }
     )
 
 

@@ -19,7 +19,8 @@ from fedlsg.privacy import SERVER, Entry
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.totals import READERS, Totals
 from fedlsg.simulations.planning.before import Before, History, Kind, least_covered
-from fedlsg.simulations.planning.continuity import data_digest, digest_of_units
+from fedlsg.simulations.planning.continuity import digest_of_units
+from fedlsg.simulations.planning.data_digest import data_digest
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.storage.run_directory import RunDir
 
@@ -30,16 +31,16 @@ OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data
 
 def before_start(base: Base) -> Before:
     """What the clients of a run were charged for by the one that it starts from."""
-    found = _carried(base)
-    if base.draws_in_secret:
-        common = (_history(found[SERVER]),)
-        return Before(histories=dict.fromkeys(base.kinds, common))
-    each = {client: _history(entries) for client, entries in _distinct(found).items()}
-    kinds = {tuple(map(kind_of, found[client])): own for client, own in each.items()}
+    carried = _carried(base)
+    if base.unit.at_server:
+        common = (_history(carried[SERVER]),)
+        return Before(histories=dict.fromkeys(base.clients.kinds, common))
+    each = {client: _history(entries) for client, entries in _distinct(carried).items()}
+    kinds = {tuple(map(kind_of, carried[client])): history for client, history in each.items()}
     by_kind: dict[Kind, set[History]] = {}
-    for client, kind in enumerate(base.kinds):
-        own = kinds[tuple(map(kind_of, found[client]))] if client in found else ()
-        by_kind.setdefault(kind, set()).add(own)
+    for client, kind in enumerate(base.clients.kinds):
+        history = kinds[tuple(map(kind_of, carried[client]))] if client in carried else ()
+        by_kind.setdefault(kind, set()).add(history)
     return Before(histories=least_covered(by_kind))
 
 
@@ -48,7 +49,7 @@ def carry_over(base: Base, run: RunDir) -> None:
     from.
     """
     if base.settings.start_from is not None:
-        run.charges.charge([entry for own in _carried(base).values() for entry in own])
+        run.charges.charge([entry for entries in _carried(base).values() for entry in entries])
 
 
 def _carried(base: Base) -> dict[int, Sequence[Entry]]:
@@ -65,13 +66,13 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             "ledgers count every run"
         )
     every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
-    found = {client: entries for client, entries in every.items() if entries}
-    _check_alike(found, base, where)
+    charged = {client: entries for client, entries in every.items() if entries}
+    _check_alike(charged, base, where)
     name = charges.snapshot()[1][:NAME]
-    if base.draws_in_secret or not found:
-        mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if found else {}
+    if base.unit.at_server or not charged:
+        takes_over: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if charged else {}
     elif _holds_the_same(saved, source, base):
-        mine = {client: client for client in found if client < len(base.sizes)}
+        takes_over = {client: client for client in charged if client < len(base.clients.sizes)}
     elif base.unit.persons:
         raise ValueError(
             f"{where} has other data, or another partition or {base.unit.name} of them, and "
@@ -79,15 +80,15 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"same data and partition; {OTHERS}"
         )
     else:
-        mine = dict.fromkeys(range(len(base.sizes)), _one_that_covers(found, where))
+        takes_over = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(charged, where))
     return {
-        client: [replace(entry, client=client, run=entry.run or name) for entry in found[earlier]]
-        for client, earlier in mine.items()
+        client: [replace(entry, client=client, run=entry.run or name) for entry in charged[earlier]]
+        for client, earlier in takes_over.items()
     }
 
 
 def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:
-    entries = [entry for own in _distinct(found).values() for entry in own]
+    entries = [entry for charges in _distinct(found).values() for entry in charges]
     if base.method.mechanism.private and not all(
         entry.has_epsilon or (entry.private and base.settings.reproducible) for entry in entries
     ):
@@ -97,7 +98,7 @@ def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -
         )
     at_server = SERVER in found
     if any(entry.unit != base.unit.name for entry in entries) or (
-        entries and at_server != base.draws_in_secret
+        entries and at_server != base.unit.at_server
     ):
         raise ValueError(
             f"{where} protects another unit, or trusts another server: give its unit and trust; "
@@ -115,11 +116,11 @@ def _holds_the_same(saved: Mapping[str, dict[str, object]], source: RunDir, base
 def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
     """A client that no other one has spent more than, against any reader."""
     each = _distinct(found)
-    for client, own in each.items():
+    for client, charges in each.items():
         totals = {c: Totals().extended(entries) for c, entries in each.items()}
         if all(
-            front([one.events(reader) for one in totals.values()])
-            == front([Totals().extended(own).events(reader)])
+            front([total.events(reader) for total in totals.values()])
+            == front([Totals().extended(charges).events(reader)])
             for reader in READERS
         ):
             return client

@@ -31,7 +31,9 @@ from fedlsg.simulations.planning.advice import (
     sum_line,
     torch_func_line,
 )
+from fedlsg.simulations.planning.balance import dealt
 from fedlsg.simulations.planning.before import Before, read_before
+from fedlsg.simulations.planning.client_noise import NO_NOISE
 from fedlsg.simulations.planning.continuity import (
     begin,
     check_unchanged,
@@ -39,10 +41,11 @@ from fedlsg.simulations.planning.continuity import (
     refuse_lost_checkpoint,
     settings_further,
 )
+from fedlsg.simulations.planning.disclosure import is_covered
 from fedlsg.simulations.planning.hints import at_guessing, guessing_line
 from fedlsg.simulations.planning.known_weights import remember_weights
-from fedlsg.simulations.planning.plan import NO_NOISE, Base, Plan, planned_epsilon
-from fedlsg.simulations.planning.prepare import dealt
+from fedlsg.simulations.planning.plan import Plan, planned_epsilon
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
 from fedlsg.simulations.report.client_table import ON_TERMINAL, client_table
@@ -62,11 +65,12 @@ from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
-from fedlsg.simulations.server.ready import ready_plan, restore
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.restore import restore
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.atomic_files import resumable
 from fedlsg.simulations.storage.lock import create, exclusive
 from fedlsg.simulations.storage.results import read_clients, refuse_own_noise
@@ -139,7 +143,7 @@ def begun(
     ``again``: as in ``going_on``.
     """
     plan, why = with_engine(plan)
-    directory = create(out, plan.settings, private=not plan.covered)
+    directory = create(out, plan.settings, private=not is_covered(plan))
     with going_on(directory, console, again):
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         begin(plan, directory)
@@ -264,7 +268,9 @@ def no_matter(base: Base) -> Before:
 
 def spent_in(directory: RunDir, base: Base, *, rounds: int = 0) -> Before:
     """What the ledgers of a run directory hold for the clients of a base."""
-    return read_before(directory.charges, base.kinds, rounds=rounds, at_server=base.draws_in_secret)
+    return read_before(
+        directory.charges, base.clients.kinds, rounds=rounds, at_server=base.unit.at_server
+    )
 
 
 def further_line(plan: Plan) -> str:
@@ -308,8 +314,8 @@ def execute(
         done = directory.last_round()
         with (
             last_word(f"{KILLED}; {words}", console) if ray else nullcontext(),
-            with_names(plan.names),
-            showing(console, plan.schedule.rounds, done, plan.names) as display,
+            with_names(plan.clients.names),
+            showing(console, plan.schedule.rounds, done, plan.clients.names) as display,
             lasting(console) as say,
         ):
             say("starting the engine")
@@ -336,7 +342,7 @@ def execute(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     refuse_diverged(summary)
     if summary["stopped"]:
-        stopped = named_in(str(summary["stopped"]), plan.names)
+        stopped = named_in(str(summary["stopped"]), plan.clients.names)
         console.print(f"stopped early: {stopped}", style="yellow", markup=False, highlight=False)
     rows = read_clients(directory)
     console.print(summary_table({**summary, "by_client": rows or summary.get("by_client", ())}))
@@ -381,7 +387,7 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     private.
     """
     s, mechanism = plan.settings, plan.method.mechanism
-    sizes = plan.sizes
+    sizes = plan.clients.sizes
     print_line(
         f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} "
         f"{plan.unit.counted}, "
@@ -419,7 +425,7 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
             print_line(line, console)
     for line in (*advice(plan), *plan.notes):
         print_line(line, console, "yellow")
-    public = plan.server_state().public  # of the initial model, pruned where that reads no data
+    public = plan.initial.server().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier
     # factors of the update have no mask
     blocks = None if not carrier.adds_up else mean_frame(public).blocks
@@ -481,9 +487,9 @@ def calibrate_command(
             epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps
         )
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
-    said = epsilon_words(bound.upper, 4)
+    words = epsilon_words(bound.upper, 4)
     console.print(
-        f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False
+        f"noise multiplier {sigma:.5g}: epsilon {words} at delta {delta:g}", highlight=False
     )
     witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)

@@ -149,7 +149,7 @@ class Run:
         final = left_model(run) if ended else checkpoint_model(base, run)
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
-            model = base.build_model().cpu()
+            model = base.initial.model().cpu()
         else:
             model = build_model(base.workload, settings.model, settings.seed)
             final = final if lora is None else without_adapters(final)
@@ -207,7 +207,7 @@ def checkpoint_model(base: Base, run: RunDir) -> FinalModel:
     """The evaluated model of a run's last whole checkpoint. Raises ValueError where there is none,
     and for one of other parameters.
     """
-    state = base.server_state()
+    state = base.initial.server()
     state.load_state_dict(run.resume_point()[0]["server"])
     return final_model(base, state)
 

@@ -62,7 +62,7 @@ def first_step(plan: Plan) -> FirstStep | None:
         return None
     if plan.settings.holdout is not None:
         return None
-    state = plan.server_state()
+    state = plan.initial.server()
     ratio = rho_of(plan, state.public)
     if not ratio or state.awaits_pruning:
         return None

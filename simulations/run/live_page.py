@@ -150,10 +150,10 @@ def following_html(page: str, version: str, words: str) -> bytes:
 
 def _mark(path: Path) -> str:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return "0"
-    return f"{found.st_mtime_ns:x}.{found.st_size:x}"
+    return f"{status.st_mtime_ns:x}.{status.st_size:x}"
 
 
 HOST = "127.0.0.1"
@@ -259,8 +259,8 @@ class Answer(BaseHTTPRequestHandler):
         page, seen, until = self.server.page, self.path.partition("?")[2], monotonic() + PATIENCE
         while page.made[0] == seen and not page.over and monotonic() < until:
             sleep(0.1)
-        said = {"over": page.over, "version": page.made[0]}
-        self._send(200, json.dumps(said).encode(), "application/json")
+        state = {"over": page.over, "version": page.made[0]}
+        self._send(200, json.dumps(state).encode(), "application/json")
 
     def _send(self, status: int, content: bytes, kind: str) -> None:
         self.send_response(status)

@@ -21,19 +21,18 @@ from fedlsg.participation import Participation
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.process_state import Held, Process, serving
-from fedlsg.simulations.client.rehearsal import NoAccount
+from fedlsg.simulations.client.rehearsal import NoAccount, on_public_rows
 from fedlsg.simulations.client.train import train_round
 from fedlsg.simulations.client.virtual import task_identity
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.local import LocalGrid
-from fedlsg.simulations.planning.plan import Plan, probes
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.server.recorder import make_downlink
 from fedlsg.simulations.server.server_app import federation_settings
 from fedlsg.simulations.settings.participation import NAMES as CLOCK
 from fedlsg.simulations.settings.settings import as_config
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.simulations.workloads import Split
 from fedlsg.strategies.protocol.round_report import RoundReport, Sent, SimulatedClock
 from fedlsg.strategies.protocol.wire import flat_record
 from fedlsg.strategies.strategy import FedLSG
@@ -62,17 +61,20 @@ class Trial:
 
     def per_client(self, direction: str, round: int) -> Mapping[str, float]:
         """Mean bytes of all messages of a round to or from a client, by level."""
-        sent = [one for number, messages in self.rounds if number == round for one in messages]
-        some = [one for one in sent if one.direction == direction]
+        sent = [
+            message for number, messages in self.rounds if number == round for message in messages
+        ]
+        in_direction = [message for message in sent if message.direction == direction]
         return {
-            level: sum(getattr(one, f"{level}_bytes") for one in some) / self.clients
+            level: sum(getattr(message, f"{level}_bytes") for message in in_direction)
+            / self.clients
             for level in ("values", "payload", "wire")
         }
 
 
 def try_rounds(plan: Plan) -> Trial:
     """The trial of a plan. Raises RuntimeError, with the reason, where a client of it fails."""
-    small, found = _small(plan), list[tuple[int, Sequence[Sent]]]()
+    small, rounds = _small(plan), list[tuple[int, Sequence[Sent]]]()
     with TemporaryDirectory(prefix="fedlsg-plan-") as folder, _untouched(plan), task_identity():
         run = RunDir(Path(folder))
         small = replace(small, settings=replace(small.settings, run_dir=folder))
@@ -82,14 +84,14 @@ def try_rounds(plan: Plan) -> Trial:
             dict(as_config(small.settings)),
             accounts=Accounts(small, run, here=True),
         )
-        state, clock = small.server_state(), _clock(plan)
+        state, clock = small.initial.server(), _clock(plan)
         seconds = 0.0
 
         def keep(report: RoundReport) -> None:
             whole = strategy.exchange.report  # a trusted server's own report has no clients
             if why := whole.reasons:
                 raise RuntimeError(f"a round on public rows failed: client {why}")
-            found.append((report.round, list(whole.sent)))
+            rounds.append((report.round, list(whole.sent)))
 
         strategy = FedLSG(
             state,
@@ -109,7 +111,7 @@ def try_rounds(plan: Plan) -> Trial:
                 )
                 seconds = clock() - began
         grid.end()
-    return Trial(rounds=found, clients=len(small.terms), seconds=seconds)
+    return Trial(rounds=rounds, clients=len(small.terms), seconds=seconds)
 
 
 def time_step(plan: Plan) -> tuple[float, int, int | None]:
@@ -119,15 +121,11 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
     It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory
     is that of this process with the data, None where the system does not tell.
     """
-    batch = (
-        round(plan.local.expected_batch)
-        if not plan.unit.whole
-        else round(max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))
-    )
+    batch = round(plan.clients.largest_batch if plan.unit.whole else plan.local.expected_batch)
     with _untouched(plan):
-        state = plan.server_state()
+        state = plan.initial.server()
         size = max(1, min(batch, shape_of(plan.local, state.public.parameters.values()).size))
-        base = _with_rows(plan, size)
+        base = on_public_rows(plan, plan.workload.test, size)
         if state.awaits_pruning:
             state.pruned = True
         common = state.plan(
@@ -169,13 +167,9 @@ def _small(plan: Plan) -> Plan:
         **without_clock,
     )
     return replace(
-        plan,
+        on_public_rows(plan, plan.workload.test, ROWS, clients=number),
         settings=settings,
-        workload=_with_rows(plan, ROWS).workload,
-        parts=[torch.arange(ROWS)] * number,
         terms=terms,
-        declared=None,
-        person=torch.arange(ROWS) if plan.unit.persons else None,
         local=replace(plan.local, sample_rate=1.0),
     )
 
@@ -183,20 +177,6 @@ def _small(plan: Plan) -> Plan:
 def _everybody(plan: Plan) -> Participation:
     number = len(plan.terms)
     return Participation(clients=number, per_round=number, seed=plan.settings.seed)
-
-
-def _with_rows(base: Base, size: int) -> Base:
-    """The base of a federation whose one client holds public rows, over and over."""
-    test: Split = base.workload.test
-    rows = probes(test)[:1] if test.lengths is not None else probes(test)
-    some = test.pick(rows[torch.arange(size) % len(rows)])
-    return replace(
-        base,
-        workload=replace(base.workload, train=some),
-        parts=[torch.arange(size)],
-        declared=None,
-        person=torch.arange(size) if base.unit.persons else None,
-    )
 
 
 @contextmanager

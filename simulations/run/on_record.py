@@ -24,7 +24,7 @@ from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.warm_start import started_from
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.server.named_callbacks import FOLDER
+from fedlsg.simulations.server.best_round import FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA
@@ -45,7 +45,7 @@ def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
     where there is a record of these next to the file and names tell rows apart; else by their
     digests.
     """
-    s, model = plan.settings, plan.build_model()
+    s, model = plan.settings, plan.initial.model()
     fresh = goes_on or s.fresh_data or s.start_from is not None or _told_apart(plan)
     writer = Writer(fresh_data=fresh)
     learn_weights()
@@ -59,7 +59,7 @@ def _told_apart(plan: Plan) -> bool:
     names of built-in data do, a user may call the same rows by several.
     """
     behind = [rows_behind(source) for source in starts_of(plan.settings).values()]
-    names = {one.removeprefix(DATA).partition(" ")[0] for one in set().union(*behind)}
+    names = {rows.removeprefix(DATA).partition(" ")[0] for rows in set().union(*behind)}
     builtin = {*workloads.names()}
     return bool(behind) and all(behind) and {plan.settings.workload, *names} <= builtin
 
@@ -99,12 +99,12 @@ def rows_of(plan: Plan) -> list[Place]:
     """Where the private rows of a workload of a user's own are; none of fedlsg's own data sets,
     which are public.
     """
-    own, s = workloads.own(plan.settings.workload), plan.settings
-    if own is None or s.public_rows is not None:
+    workload, s = workloads.own(plan.settings.workload), plan.settings
+    if workload is None or s.public_rows is not None:
         return []
-    if isinstance(own.train, str | Path):
-        return places_of(Path(s.data_root or ".") / Path(own.train).expanduser())
-    return places_of(own.train)
+    if isinstance(workload.train, str | Path):
+        return places_of(Path(s.data_root or ".") / Path(workload.train).expanduser())
+    return places_of(workload.train)
 
 
 def charged(directory: RunDir, *, own: bool = False) -> list[Sequence[Entry]]:

@@ -20,10 +20,12 @@ from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.planning.advice import isolation_line, rho_of, sum_bits
+from fedlsg.simulations.planning.balance import dealt
+from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.memory import memory_of
+from fedlsg.simulations.planning.model_faults import count_blocks
 from fedlsg.simulations.planning.own_choices import choices
-from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of
-from fedlsg.simulations.planning.prepare import dealt
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
@@ -31,8 +33,8 @@ from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_
 from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 
@@ -63,10 +65,10 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         )
     s, trial = plan.settings, try_rounds(plan)
     epsilon, noise_multiplier = worst(plan)
-    public = plan.server_state().public
+    public = plan.initial.server().public
     frame = mean_frame(public)
-    one = _message(plan, trial, frame.wire.kept)
-    down, up = _totals(plan, trial, one)
+    message = _message(plan, trial, frame.wire.kept)
+    down, up = _totals(plan, trial, message)
     return {
         "workload": shown(s.workload),
         "model": s.model,
@@ -78,11 +80,15 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "clients_per_round": s.clients_per_round,
         "rounds": plan.schedule.rounds,
         "local_steps": plan.local.steps,
-        "values": {"dense": plan.dense_parameters, "sent": frame.wire.kept},
-        "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
+        "values": {"dense": plan.initial.dense_parameters, "sent": frame.wire.kept},
+        "bytes": {
+            "up": dict(message.up),
+            "down_first": dict(message.first),
+            "down": dict(message.later),
+        },
         "uplink_bytes": up,
         "downlink_bytes": down,
-        "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
+        "phones": _phones(plan, message, frame.kept, len(frame.blocks), phones, dropout),
         "isolation": plan.local.isolation,
         "own": isolation_line(plan, public),
         "private": plan.method.mechanism.private and not s.reproducible,
@@ -110,7 +116,7 @@ def _message(plan: Plan, trial: Trial, kept: int) -> Message:
     """Bytes up are those of the mean round: a mask may keep more of a later one."""
     last = max(number for number, _ in trial.rounds)
     up = dict(trial.per_client("up", 1))
-    first = plan.server_state().public.frame(1, updates=0).wire.kept if _changes(plan) else kept
+    first = plan.initial.server().public.frame(1, updates=0).wire.kept if _changes(plan) else kept
     more = up["values"] * (kept / first - 1)
     return Message(
         up={level: up[level] + more for level in LEVELS},
@@ -144,8 +150,8 @@ def _rounds(plan: Plan) -> Iterator[tuple[float, float, int | None]]:
     """For each group of a round's clients: how many, how many reply, and the rounds since they were
     last there.
     """
-    conditions, rounds = plan.participation, plan.schedule.rounds
-    if plan.draws_in_secret:  # who is drawn nobody knows: the expected number
+    conditions, rounds = plan.clients.participation, plan.schedule.rounds
+    if plan.unit.at_server:  # who is drawn nobody knows: the expected number
         expected = float(plan.settings.clients_per_round)
         for _ in range(rounds):
             yield expected, expected * (1 - conditions.dropout), None
@@ -165,7 +171,7 @@ def _down(plan: Plan, one: Message, missed: int) -> float:
     if plan.settings.downlink == "full":
         return one.later["payload"]
     step = one.later["payload"] - one.first["payload"]
-    whole = 4 * plan.dense_parameters
+    whole = 4 * plan.initial.dense_parameters
     return one.first["payload"] + (missed * step if missed * step <= whole else whole)
 
 
@@ -244,22 +250,21 @@ def worst(plan: Plan) -> tuple[float, float]:
     """
     if not plan.method.mechanism.private or plan.settings.reproducible:
         return math.inf, max(terms.noise_multiplier for terms in plan.terms)
-    blocks, found = count_blocks(plan), dict[tuple[Event, ...], float]()
-    for terms, steps in set(zip(plan.terms, plan.steps, strict=True)):
+    blocks, multipliers = count_blocks(plan), dict[tuple[Event, ...], float]()
+    for terms, steps in set(zip(plan.terms, plan.clients.steps, strict=True)):
         first, *pruning = events_of(plan, terms, blocks)
-        counted = plan.accounted_steps(terms.num_examples, steps)
+        counted = plan.clients.accounted_steps(terms.num_examples, steps)
         training = [replace(first, steps=counted)] if steps else []
-        found[(*training, *pruning)] = terms.noise_multiplier
-    population = sorted(found, key=repr)
+        multipliers[(*training, *pruning)] = terms.noise_multiplier
+    population = sorted(multipliers, key=repr)
     spent = spread(population, delta=plan.settings.delta)
-    return spent.largest, found[population[spent.worst]]
+    return spent.largest, multipliers[population[spent.worst]]
 
 
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
     """Time of a step and of the run on this machine, and memory: from one measured step."""
     seconds, rows, memory = time_step(plan)
-    s = with_engine(plan)[0].settings
-    batch = max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True))
+    s, batch = with_engine(plan)[0].settings, plan.clients.largest_batch
     step = seconds * max(batch, 1.0) / rows
     client = plan.local.steps * step + trial.seconds / trial.clients
     workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
@@ -322,7 +327,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         else f"; in its first {_bytes(sizes['down_first'])}"
     )
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
-    found = {
+    lines = {
         "workload": f"{facts['workload']}, model {facts['model']}",
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
         "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
@@ -356,7 +361,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         f"{human_bytes(microbatch['gradients'])} of gradients, of "
         f"{human_bytes(microbatch['budget'])}",
     }
-    return {name: words for name, words in found.items() if words}
+    return {name: words for name, words in lines.items() if words}
 
 
 def _choice(choice: Mapping[str, Any]) -> str:

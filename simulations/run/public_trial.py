@@ -50,7 +50,7 @@ def _learn(plan: Plan) -> Trial | None:
     updates = min(max(plan.schedule.rounds, LEAST), MOST)
     some = workload.test.pick(spaced(len(workload.test), ROWS))
     with restored(workload.loss, workload.test.prepare, data=True), own_draws(plan.device):
-        model = plan.public_state().model.to(plan.device)
+        model = plan.initial.public().model.to(plan.device)
         began = time.monotonic()
         before = evaluate(model, some, loss=workload.loss, device=plan.device)
         if time.monotonic() - began > SLOW:

@@ -16,8 +16,7 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import ahead
-from fedlsg.simulations.planning.continuity import FURTHER
-from fedlsg.simulations.planning.prepare import check_same_budgets
+from fedlsg.simulations.planning.continuity import FURTHER, check_same_budgets
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.run.commands import begun, continued, execute, going_on
 from fedlsg.simulations.run.finished import Run
@@ -27,7 +26,6 @@ from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, setting_of
-from fedlsg.simulations.settings.published import first_look, resolve
 from fedlsg.simulations.settings.settings import (
     check_arguments,
     check_names_of,
@@ -36,6 +34,7 @@ from fedlsg.simulations.settings.settings import (
     permit_code,
     values_of,
 )
+from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
 from fedlsg.simulations.workloads.user_workload import MODEL, make

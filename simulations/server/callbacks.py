@@ -143,7 +143,7 @@ def as_callbacks(given: object) -> tuple[Callback, ...]:
             f"callbacks={type(given).__name__}: expected a list of callbacks or of functions of a "
             "dict"
         )
-    return tuple(_as_callback(one) for one in given)
+    return tuple(_as_callback(callback) for callback in given)
 
 
 def _as_callback(given: Any) -> Callback:

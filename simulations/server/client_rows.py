@@ -26,16 +26,16 @@ def client_rows(
     number of test rows that are a client's, and what was measured on them. No rows where neither
     names, measurements nor own epsilons are there, or the server draws the clients in secret.
     """
-    own = plan.own_budgets
-    if plan.draws_in_secret or (plan.names is None and tested is None and not own):
+    has_budgets = plan.clients.own_budgets
+    if plan.unit.at_server or (plan.clients.names is None and tested is None and not has_budgets):
         return []
     rows = [
         {
             "client": client,
-            **({} if plan.names is None else {"name": plan.names[client]}),
-            "persons" if plan.unit.persons else "examples": plan.sizes[client],
+            **({} if plan.clients.names is None else {"name": plan.clients.names[client]}),
+            "persons" if plan.unit.persons else "examples": plan.clients.sizes[client],
             "epsilon": epsilon if math.isfinite(epsilon) else None,
-            **(_budget(plan, client, epsilon) if own else {}),
+            **(_budget(plan, client, epsilon) if has_budgets else {}),
         }
         for client, epsilon in enumerate(epsilons)
     ]
@@ -49,11 +49,11 @@ def _budget(plan: Plan, client: int, epsilon: float) -> Record:
     """What a client with a budget of its own may spend, what is left, and how much it counts:
     public numbers. Its epsilons are at its own delta.
     """
-    planned, delta = plan.budgets[client]
+    planned, delta = plan.clients.budgets[client]
     assert planned is not None
     left = max(planned - epsilon, 0.0) if math.isfinite(epsilon) else None
-    own = {} if plan.settings.client_deltas is None else {"delta": delta}
-    return {"planned": planned, **own, "left": left, "weight": plan.terms[client].weight}
+    delta_columns = {} if plan.settings.client_deltas is None else {"delta": delta}
+    return {"planned": planned, **delta_columns, "left": left, "weight": plan.terms[client].weight}
 
 
 def shared_rows(plan: Plan, rows: Iterable[Record]) -> list[Record]:

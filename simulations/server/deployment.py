@@ -103,11 +103,11 @@ class Deployment:
             return settings
         known: dict[str, Any] = {}
         for place, what in enumerate(BELOW):
-            own = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
-            if own:
+            by_client = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
+            if by_client:
                 name = f"client_{what}s"
                 before = numbered(getattr(settings, name) or "", what)
-                known[name] = text_of({**before, **own})
+                known[name] = text_of({**before, **by_client})
         return replace(settings, **known)
 
     def open(self, folder: Path, run: str) -> LedgerCopies:
@@ -142,11 +142,11 @@ class Deployment:
         before = {client: self._rounds(client) for client in open_}
         missing = set(self.roster.ask_again(grid))
         for client in sorted(missing | late):
-            found = self._rounds(client) - before.get(client, Counter())
+            new = self._rounds(client) - before.get(client, Counter())
             assumed = list[int]()
             for terms in open_.get(client, ()):
-                if found[terms["round"]] > 0:
-                    found[terms["round"]] -= 1
+                if new[terms["round"]] > 0:
+                    new[terms["round"]] -= 1
                 else:
                     self._assume(ledger.of(client), terms)
                     assumed.append(terms["round"])

@@ -19,10 +19,11 @@ from fedlsg.simulations.planning.continuity import (
     fingerprint_of_begun,
     keep_data_digest,
 )
+from fedlsg.simulations.planning.disclosure import closed_folders, released_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.client_rows import client_rows
 from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation, Score
-from fedlsg.simulations.server.ready import restore
+from fedlsg.simulations.server.restore import restore
 from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
 from fedlsg.simulations.settings.any_run import Resolved
@@ -74,16 +75,16 @@ class Recorder:
             run,
             len(plan.terms),
             delta=s.delta,
-            deltas=[delta or s.delta for _, delta in plan.budgets],
-            at_server=plan.draws_in_secret,
+            deltas=[delta or s.delta for _, delta in plan.clients.budgets],
+            at_server=plan.unit.at_server,
         )
         self._clients = ClientScores(plan, state, run)
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(
-            run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released
+            run, plan.workload.metrics, timed=clock.participation.timed, released=released_of(plan)
         )
-        self.manifest = Manifest(run, plan.closed, one_round=keeps_one_round(plan))
+        self.manifest = Manifest(run, closed_folders(plan), one_round=keeps_one_round(plan))
         self.totals = RunTotals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -142,7 +143,7 @@ class Recorder:
             loss=None if score is None else score.loss,
             spent=spent,
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
-            released=self.plan.released,
+            released=released_of(self.plan),
             times=times,
         )
         self.last = row
@@ -200,7 +201,7 @@ class Recorder:
         """The run as it is now. ``stopped`` says why it ended early."""
         spent = self.spent.certified()
         private = self.plan.method.mechanism.private and not self.plan.settings.reproducible
-        endless = [math.inf] * len(self.plan.sizes)
+        endless = [math.inf] * len(self.plan.clients.sizes)
         tested = self._tested()
         matrices = (p for p in trainable(self.state.model).values() if p.ndim >= 2)
         return Outcome(
@@ -303,8 +304,8 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "round": common.round,
         "phase": common.phase.value,
         "method": plan.method.name,
-        "codec": plan.codec.name if plan.sums is None else GRID,
-        "indices": plan.index_mode,
+        "codec": plan.uplink.codec.name if plan.sums is None else GRID,
+        "indices": plan.uplink.index_mode,
         "most": plan.method.compression.most(common.frame.wire.size),
         "local_steps": common.local.steps,
         "divisor": common.divisor(plan.divisor, terms.values()),

@@ -27,6 +27,7 @@ from flwr.supercore.exit import add_exit_handler
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.simulations.planning.continuity import begin, refuse_lost_checkpoint
+from fedlsg.simulations.planning.disclosure import closed_folders, is_covered, released_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.warm_start import carry_over
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
@@ -36,9 +37,9 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.recorder import OnRound, Recorder, make_downlink
 from fedlsg.simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
 from fedlsg.simulations.settings.participation import adaptive_clip
-from fedlsg.simulations.settings.published import from_run_config, unfolded
 from fedlsg.simulations.settings.rule_checker import check_given
 from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
+from fedlsg.simulations.settings.with_preset import from_run_config, unfolded
 from fedlsg.simulations.storage.atomic_files import resumable, write_atomically
 from fedlsg.simulations.storage.lock import create, exclusive
 from fedlsg.simulations.storage.results import as_csv
@@ -79,7 +80,7 @@ def serve(
     the weights or the loss are not finite.
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
-    run.protect(plan.closed)
+    run.protect(closed_folders(plan))
     torch.set_num_threads(plan.settings.threads)
     keep_freed_memory()
     calls = CallbackList(callbacks)
@@ -88,9 +89,9 @@ def serve(
             stack.callback(grid.end)
         if not run.has_checkpoint:
             carry_over(plan, run)
-        state = plan.server_state()
+        state = plan.initial.server()
         downlink = make_downlink(plan.settings, state, run)
-        clock, deployed = SimulatedClock(plan.participation), deployment is not None
+        clock, deployed = SimulatedClock(plan.clients.participation), deployment is not None
         recorder = Recorder(
             run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls)
         )
@@ -151,12 +152,12 @@ def _finish(
     """Write the merged ledger, the model, clients.csv, the summary and, with ``page``, report.html;
     returns the summary.
     """
-    run.merge_ledgers((plan.names or ()) if plan.settings.show_names else ())
+    run.merge_ledgers((plan.clients.names or ()) if plan.settings.show_names else ())
     if outcome.clients:
         rows = as_csv(outcome.clients, otherwise="client").encode()
         write_atomically(run.clients, rows, private=True)
     write_model(run.path, final.tensors, final.facts)
-    summary = plan.released.of_summary(summarize(plan, outcome))
+    summary = released_of(plan).of_summary(summarize(plan, outcome))
     run.write_summary(summary)
     if page:
         from fedlsg.simulations.report.run_page import write_run_page
@@ -216,8 +217,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         terms=plan.terms,
         clients_per_round=s.clients_per_round,
         local=plan.local,
-        codec=plan.codec,
-        index_mode=plan.index_mode,
+        uplink=plan.uplink,
         min_survivors=s.min_survivors,
         timeout=s.round_timeout,
         run_dir=str(run.path),
@@ -232,7 +232,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
 def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
     """The noise of client-level privacy, where a trusted server adds it."""
     s = plan.settings
-    if not plan.draws_in_secret:
+    if not plan.unit.at_server:
         return None
 
     def stream(purpose: str, round: int) -> SecretStream:
@@ -336,9 +336,9 @@ def run_on(
         sizes = deployment.gather(grid, settings.clients)
         settings = deployment.with_budgets(replace(settings, clients=len(sizes)))
         plan = ready_plan(settings, declared=sizes, callbacks=callbacks)
-        watched.largest = reply_bytes(plan.dense_parameters)
-    made = None if settings.run_dir else create(None, settings, private=not plan.covered)
-    run = made or RunDir.open(str(settings.run_dir))
+        watched.largest = reply_bytes(plan.initial.dense_parameters)
+    directory = None if settings.run_dir else create(None, settings, private=not is_covered(plan))
+    run = directory or RunDir.open(str(settings.run_dir))
     # that of a deployment is its run config as well, when it is continued
     if run.config.exists():
         refuse_lost_checkpoint(run)

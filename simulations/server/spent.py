@@ -67,16 +67,16 @@ class Spent:
         """Read the ledgers of all clients that were charged; clients with equal entries are
         composed once.
         """
-        self._events, known, found = {}, dict[Hashable, History](), list[int]()
+        self._events, known, charged = {}, dict[Hashable, History](), list[int]()
         for client in self._ledger.clients():
             if client < self._clients:
                 entries = tuple(map(kind_of, self._ledger.of(client).entries))
                 if entries not in known:
                     known[entries] = _events(self._ledger.of(client))
                 self._events[client] = known[entries]
-                found.append(client)
+                charged.append(client)
         self._counts = Counter(self._events.values())
-        return found
+        return charged
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -106,10 +106,10 @@ class Spent:
 
     def _note(self, changed: Iterable[int]) -> None:
         """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
-        own = {str(client): self._ledger.of(client).own for client in changed}
+        lines = {str(client): self._ledger.of(client).own for client in changed}
         self.heads |= {
             name: ledger.snapshot()
-            for name, ledger in own.items()
+            for name, ledger in lines.items()
             if ledger is not None and ledger.entries
         }
         if self._ledger.snapshot()[0]:
@@ -140,7 +140,7 @@ class Spent:
             known[events, delta] = (
                 math.inf if events is None else spread([events], delta=delta).largest
             )
-        return [known[one] for one in each]
+        return [known[epsilon] for epsilon in each]
 
     def by_reader(self) -> dict[str, float]:
         """The largest epsilon over all clients against each reader; one that is promised nothing is
@@ -155,15 +155,15 @@ class Spent:
             else [self._ledger.of(client) for client in self._each()]
         )
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
-        found: dict[str, float] = {}
+        epsilons: dict[str, float] = {}
         for reader in READERS:
             if self._server is not None and reader in WITH_SERVER:
                 continue
             events = tuple(dict.fromkeys(ledger.events(reader) for ledger in claims)) or ((),)
             if events not in known:
                 known[events] = spread(events, delta=self._delta).largest
-            found[reader] = known[events]
-        return found
+            epsilons[reader] = known[events]
+        return epsilons
 
     def bounds(self, client: int) -> dict[str, Any]:
         """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts
@@ -175,8 +175,8 @@ class Spent:
             none = {"reported": "none", "witness": "unwitnessed", "client": client}
             return none | {"intervals": {}, "failures": {"all": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
-        return said | {"intervals": intervals, "failures": bound.failures}
+        bounds = {"reported": bound.accountant, "witness": bound.witness, "client": client}
+        return bounds | {"intervals": intervals, "failures": bound.failures}
 
     def _each(self) -> list[int]:
         """The first client of each history."""
@@ -205,10 +205,10 @@ class Spent:
             (events for events in counts if events is not None), key=first.__getitem__
         )
         compute = spread if certified else displayed
-        found = compute(
+        result = compute(
             population, delta=self._delta, counts=[counts[events] for events in population]
         )
-        return replace(found, worst=first[population[found.worst]])
+        return replace(result, worst=first[population[result.worst]])
 
     def _first(self, idle: bool) -> dict[History, int]:
         """The first client with each history; ``idle``: whether some were never charged."""

@@ -20,7 +20,8 @@ from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations.models.encoder import describe
-from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
 from fedlsg.simulations.server.client_rows import shared_rows
 from fedlsg.simulations.server.evaluate import ByClient, Score
@@ -81,7 +82,7 @@ class Outcome:
 def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
     """Everything of summary.json, in its order."""
     s = plan.settings
-    dense = 4 * plan.dense_parameters
+    dense = 4 * plan.initial.dense_parameters
     return {
         "workload": shown(s.workload),
         "model": s.model,
@@ -103,7 +104,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
         **({"data": dict(plan.workload.data)} if plan.workload.data else {}),
         **(
-            {"probe_source": plan.probe_source.name}
+            {"probe_source": plan.initial.probe_source.name}
             if plan.method.carrier.source is not None
             else {}
         ),

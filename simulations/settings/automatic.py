@@ -252,14 +252,14 @@ def fill_auto(
     if rounds and "rounds" in tuned and "sample_rate" not in given:
         values.pop("sample_rate", None)  # a preset's rate is made for its number of rounds
     rated = any(name in values for name in ("sample_rate", "batch_size"))
-    found: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     head = _is_linear_head(settings, workload)
     passes = _passes(settings, values, HEAD_EPOCHS if head else EPOCHS)
     if rounds:
         values.pop("rounds", None)
-        found |= _schedule(settings, workload, values, passes, rated=rated)
+        filled |= _schedule(settings, workload, values, passes, rated=rated)
     elif steps and not rated:
-        found |= {"sample_rate": _sample_rate(values, passes)}
+        filled |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: "
@@ -268,8 +268,8 @@ def fill_auto(
     if steps:
         carrier = strategies.with_own(settings.method, settings.parameters).carrier.kind
         loaded = loaded_parts(settings, workload)
-        found |= auto_server(
-            int({**values, **found}["rounds"]),
+        filled |= auto_server(
+            int({**values, **filled}["rounds"]),
             dense=carrier == "dense",
             size=loaded.size,
             regression=_regression(workload),
@@ -278,8 +278,8 @@ def fill_auto(
             row_length=_row_length(workload) if head else None,
         )
         if str(given.get("optimizer", "adam")).lower() != "adam":
-            del found["optimizer_options"]  # they are Adam's
-    chosen = {name: value for name, value in found.items() if name not in given}
+            del filled["optimizer_options"]  # they are Adam's
+    chosen = {name: value for name, value in filled.items() if name not in given}
     return chosen | (
         {AUTO: " ".join([*(name for name in asked if name not in AUTOMATIC), *chosen])}
         if chosen
@@ -352,9 +352,9 @@ def _regression(workload: LoadedWorkload) -> bool:
 def rule_line(settings: Settings) -> str | None:
     """What the rule chose, for a reader; None where it chose nothing."""
     values = values_of(settings)
-    said = [
+    chosen = [
         f"{name}={values[name]}"
         for name in (settings.auto or "").split()
         if name in values and name in RULED
     ]
-    return f"chosen by the rule for runs without tuning: {', '.join(said)}" if said else None
+    return f"chosen by the rule for runs without tuning: {', '.join(chosen)}" if chosen else None

@@ -1,5 +1,4 @@
-"""An epsilon and a delta for each client, the settings ``client_epsilons`` and ``client_deltas``,
-and how much each then counts.
+"""An epsilon and a delta for each client: the settings ``client_epsilons`` and ``client_deltas``.
 
     client_epsilons="north=1, south=4"    by name, where the partition has names
     client_epsilons="#0=1, #1=4"          by number, from 0
@@ -7,28 +6,21 @@ and how much each then counts.
     client_epsilons="own.csv"             a table's file with the columns client and epsilon, and
                                           delta where clients have their own
 
-``client_deltas`` has the same forms. Clients that are not named have ``epsilon`` and ``delta``. The
-noise of client k is calibrated to its own epsilon at its own delta: sigma_k. The server multiplies
-its values by w_k, proportional to 1 / sigma_k^2: of all weighted means this one has the least
-noise. Epsilons, deltas, sigmas and weights are public, and a weight multiplies values that have
-their noise already: no epsilon changes.
-
-A client counts ``CAP`` times as much as the median one at most. In a deployment a node says what
-its epsilon is, and one that named a huge epsilon would otherwise be the whole federation.
+``client_deltas`` has the same forms. Clients that are not named have ``epsilon`` and ``delta``. All
+of them are public. Noise is calibrated to each client's own (``planning.client_noise``), and how
+much a client counts follows from its noise (``planning.clients``).
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from statistics import median_low
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from fedlsg.simulations.workloads.rows.table_files import is_table_file, read_file
 
-CAP = 16.0
 SHOWN = 5
 """Clients that a message lists."""
 What = Literal["epsilon", "delta"]
@@ -73,15 +65,15 @@ def _own(text: str | None, what: What, client: int, others: float | None) -> flo
 @lru_cache(maxsize=16)  # a text has one meaning
 def numbered(text: str, what: What = "epsilon") -> Mapping[int, float]:
     """Numbers by the client's number. Raises ValueError for a text that has names."""
-    found = {}
+    by_number = {}
     for key, value in pairs(text, what).items():
         if not (key.startswith("#") and key[1:].isdecimal()):
             raise ValueError(
                 f"client_{what}s: {key!r} is a name, and the clients have numbers alone here: "
                 f"write #0={value:g} for the first client"
             )
-        found[int(key[1:])] = value
-    return found
+        by_number[int(key[1:])] = value
+    return by_number
 
 
 def text_of(values: Mapping[int, float]) -> str:
@@ -109,7 +101,7 @@ def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
             f"{what}: the name {strange[0]!r} has a comma or an equals sign: put the {what}s "
             f"into a CSV file with the columns client and {what}, and give client_{what}s=FILE"
         )
-    return {f"client_{what}s": ", ".join(f"{name}={own}" for name, own in value.items())}
+    return {f"client_{what}s": ", ".join(f"{name}={number}" for name, number in value.items())}
 
 
 def _is_number(text: str) -> bool:
@@ -122,7 +114,7 @@ def _is_number(text: str) -> bool:
 
 def pairs(text: str, what: What = "epsilon") -> dict[str, float]:
     """Client and number of each part of a text. Raises ValueError for a part that is none."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.rpartition("=")
         if not equals:
@@ -130,11 +122,12 @@ def pairs(text: str, what: What = "epsilon") -> dict[str, float]:
                 f"client_{what}s: expected NAME={what.upper()}, a column of train or a CSV file, "
                 f"got {part!r}"
             )
-        _enter(found, name.strip(), value, what)
-    return found
+        _enter(by_name, name.strip(), value, what)
+    return by_name
 
 
-def _enter(found: dict[str, float], name: str, value: Any, what: What) -> None:
+def _enter(by_name: dict[str, float], name: str, value: Any, what: What) -> None:
+    """Add a client's number. Raises ValueError for one out of range, and for a second one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -143,9 +136,9 @@ def _enter(found: dict[str, float], name: str, value: Any, what: What) -> None:
         raise ValueError(
             f"client_{what}s: expected 0 < {what} of {name!r} < {BELOW[what]:g}, got {value!r}"
         )
-    if name in found:
+    if name in by_name:
         raise ValueError(f"client_{what}s names {name!r} twice: leave one out")
-    found[name] = number
+    by_name[name] = number
 
 
 def read_own(
@@ -172,10 +165,10 @@ def read_own(
             f"client_{what}s names {strange[0]!r}, which is no client: expected "
             f"{_some([f'#{client}' for client in range(len(parts))] if names is None else names)}"
         )
-    found = {numbers[name]: value for name, value in known.items()}
-    if len(found) < len(known):
+    by_number = {numbers[name]: value for name, value in known.items()}
+    if len(by_number) < len(known):
         raise ValueError(f"client_{what}s gives one client by its name and by its number: take one")
-    return found
+    return by_number
 
 
 def has_deltas(text: str, columns: Collection[str]) -> bool:
@@ -225,23 +218,7 @@ def _of_file(path: Path, columns: Collection[str], what: What) -> dict[str, floa
             f"{path}: expected the columns client and {what}, {' and '.join(sorted(missing))} "
             "not found"
         )
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for row in table.select(["client", what]).to_pylist():
-        _enter(found, str(row["client"]).strip(), row[what], what)
-    return found
-
-
-def own_weights(sigmas: Sequence[float], batches: Sequence[float]) -> list[float]:
-    """w_k of each client: proportional to 1 / sigma_k^2, ``CAP`` times the median at most: of an
-    even number of clients the lower one of the two in the middle, as a liar may be the other.
-
-    ``batches``: q_k N_k. Their weighted mean is their mean, so the server's divisor stays as it is.
-    Clients of one sigma all have exactly 1.
-    """
-    precisions = [sigma**-2.0 for sigma in sigmas]
-    most = CAP * median_low(precisions)
-    kept = [min(precision, most) for precision in precisions]
-    if max(kept) == min(kept):
-        return [1.0] * len(kept)
-    scale = math.fsum(batches) / math.fsum(w * b for w, b in zip(kept, batches, strict=True))
-    return [weight * scale for weight in kept]
+        _enter(by_name, str(row["client"]).strip(), row[what], what)
+    return by_name

@@ -59,11 +59,11 @@ def availability_of(s: Settings) -> float | str:
     """The chance of a client to be there, or the path of a trace. Raises ValueError for a number
     out of range.
     """
-    said = 1.0 if s.availability is None else s.availability
+    value = 1.0 if s.availability is None else s.availability
     try:
-        share = float(said)
+        share = float(value)
     except ValueError:
-        return str(said)
+        return str(value)
     if not 0 < share <= 1:
         raise ValueError(f"expected 0 < availability={share:g} <= 1, or the path of a CSV trace")
     return share
@@ -144,13 +144,13 @@ def speed_factors(clients: int, spread: float, *, seed: int) -> list[float]:
 
 def trace_digest(participation: Participation) -> str | None:
     """SHA-256 of the trace of a run, None without one: a resumed run must have the same."""
-    found = participation.availability
-    return found.digest if isinstance(found, Trace) else None
+    trace = participation.availability
+    return trace.digest if isinstance(trace, Trace) else None
 
 
 def _availability(s: Resolved, clients: int) -> float | Trace:
-    found = availability_of(s)
-    return found if isinstance(found, float) else read_trace(Path(found), clients)
+    share = availability_of(s)
+    return share if isinstance(share, float) else read_trace(Path(share), clients)
 
 
 def unit_of(s: Resolved, method: Method) -> Unit:
@@ -174,11 +174,11 @@ def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
     """
     if s.clip_quantile is None:
         return None
-    made = AdaptiveClip(
+    clip = AdaptiveClip(
         quantile=s.clip_quantile,
         rate=CLIP_RATE if s.clip_learning_rate is None else s.clip_learning_rate,
         count_noise=s.clip_count_noise or max(s.clients_per_round / COUNT_SHARE, noise_multiplier),
         expected_clients=s.clients_per_round,
     )
-    made.sum_multiplier(noise_multiplier)
-    return made
+    clip.sum_multiplier(noise_multiplier)
+    return clip

@@ -182,14 +182,16 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     if method.mask.prunes:
         parts["drop_rate"] = (get_args(DropRate)[1], method.mask.sparsity)
     own = strategies.declared_by(settings.method)
-    said = {name: settings.parameters.get(name, one.default) for name, one in own.items()}
+    values = {
+        name: settings.parameters.get(name, declared.default) for name, declared in own.items()
+    }
     shown = {
         name: parts[name][1]
-        for name, one in own.items()
-        if parts.get(name, (None,))[0] == one.setting != Setting()
+        for name, declared in own.items()
+        if parts.get(name, (None,))[0] == declared.setting != Setting()
     }
-    again = replace(settings, parameters={**settings.parameters, **said, **shown})
-    return said | shown if build_method(again) == method else said
+    again = replace(settings, parameters={**settings.parameters, **values, **shown})
+    return values | shown if build_method(again) == method else values
 
 
 def uplink_codec(s: Settings) -> Codec:

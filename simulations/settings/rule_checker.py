@@ -71,7 +71,7 @@ def all_rules() -> list[Rule]:
     """The rules of all settings, in the order of config.toml, and those that follow from who
     declares a setting.
     """
-    own = [
+    of_codecs = [
         Rule(
             of=name,
             needs=f"codec={codec.name} or downlink_codec={codec.name}",
@@ -80,7 +80,7 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    return [*(rule for one in all_settings().values() for rule in one.rules), *own]
+    return [*(rule for setting in all_settings().values() for rule in setting.rules), *of_codecs]
 
 
 def facts_of(
@@ -97,8 +97,8 @@ def facts_of(
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
     known |= {"deployed": deployed, **unit_facts(s.unit)}
     if isinstance(s, Resolved):
-        found = availability_of(s)
-        known |= {"trace": isinstance(found, str), "away": found != 1.0}
+        availability = availability_of(s)
+        known |= {"trace": isinstance(availability, str), "away": availability != 1.0}
     else:
         known = {name: value for name, value in known.items() if value is not None}
     if workload is not None:
@@ -130,12 +130,12 @@ def codec_facts(s: Settings) -> Facts:
 
 def codec_lists() -> Facts:
     """Names of codecs for messages."""
-    found = all_codecs().values()
+    codecs = all_codecs().values()
     return {
-        "exact_codecs": "codec=" + " or ".join(codec.name for codec in found if codec.exact),
-        "down_codecs": ", ".join(codec.name for codec in found if codec.goes_down),
+        "exact_codecs": "codec=" + " or ".join(codec.name for codec in codecs if codec.exact),
+        "down_codecs": ", ".join(codec.name for codec in codecs if codec.goes_down),
         "down_floats": ", ".join(
-            codec.name for codec in found if codec.goes_down and not codec.grid_from_noise
+            codec.name for codec in codecs if codec.goes_down and not codec.grid_from_noise
         ),
     }
 
@@ -222,17 +222,17 @@ def idle(s: Resolved, method: Method, given: Collection[str]) -> dict[str, str]:
 def check_sums(s: Resolved) -> None:
     """Raise ValueError, naming the settings, if no secure sum tolerates what is given."""
     n, m, t = s.clients_per_round, s.min_survivors, s.colluders or 0
-    said = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
+    setting = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
     if t < 1:
-        raise ValueError(f"{said}: {OWN_NOISE}")
+        raise ValueError(f"{setting}: {OWN_NOISE}")
     if m - t < 1:
         raise ValueError(
-            f"{said}: expected min_survivors >= colluders + 1 = {t + 1}, so that every sum has an "
-            f"honest client, got {m}: {_raise_or(t + 1, n, 'lower colluders')}"
+            f"{setting}: expected min_survivors >= colluders + 1 = {t + 1}, so that every sum has "
+            f"an honest client, got {m}: {_raise_or(t + 1, n, 'lower colluders')}"
         )
     if 2 * m <= n + t:
         raise ValueError(
-            f"{said}: expected min_survivors > (clients_per_round + colluders) / 2 = "
+            f"{setting}: expected min_survivors > (clients_per_round + colluders) / 2 = "
             f"{(n + t) / 2:g}, got {m}: otherwise the server could ask for the sums of two "
             "separate sets of clients: "
             f"{_raise_or((n + t) // 2 + 1, n, 'lower colluders or clients_per_round')}"
@@ -280,12 +280,12 @@ def refusal(given: Mapping[str, object]) -> str | None:
     """
     try:
         settings = fill_codecs(from_values(given))
-        own = {
+        parameters = {
             name: value
             for name, value in settings.parameters.items()
             if name not in codec_settings()
         }
-        method = strategies.recipe(settings.method, **own)
+        method = strategies.recipe(settings.method, **parameters)
     except ValueError:
         return None
     # left out where there is no noise
@@ -293,7 +293,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
     settings = replace(settings, noise_multiplier=None)
     try:
         if settings.trust in ("secure", "aggregate"):
-            method = strategies.recipe(settings.method, **own | {"noise_share": SHARE})
+            method = strategies.recipe(settings.method, **parameters | {"noise_share": SHARE})
         check_rules(all_rules(), facts_of(settings, method=method), WORDS)
         check_fits(uplink_codec(settings), method)
     except ValueError as error:

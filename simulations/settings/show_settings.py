@@ -31,14 +31,14 @@ from fedlsg.simulations.settings.settings import (
 
 def settings_command(name: str | None, console: Console) -> None:
     """``fedlsg settings``. Raises ValueError for an unknown name, with the nearest known one."""
-    found = all_settings()
+    settings = all_settings()
     if name is None:
-        console.print(overview(found), highlight=False)
+        console.print(overview(settings), highlight=False)
     else:
         key = name.replace("-", "_")
-        if key not in found:
-            raise unknown("setting", name, found)
-        console.print(whole(found[key]), highlight=False)
+        if key not in settings:
+            raise unknown("setting", name, settings)
+        console.print(whole(settings[key]), highlight=False)
 
 
 def overview(found: Mapping[str, Declared]) -> Group:
@@ -233,15 +233,15 @@ def _group_of_run(name: str) -> str:
 
 @cache  # what is installed stays while a process runs
 def _presets(name: str) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    values_by_workload: dict[str, str] = {}
     for workload in workloads.names():
         try:
-            common, own = workloads.presets(workload)
+            common, by_method = workloads.presets(workload)
         # of an installed package; the list of workloads says why
         except (ValueError, OSError, ImportError):
             continue
         values = [str(common[name])] if name in common else []
-        values += [f"{row[name]} for {method}" for method, row in own.items() if name in row]
+        values += [f"{row[name]} for {method}" for method, row in by_method.items() if name in row]
         if values:
-            found[workload] = ", ".join(values)
-    return found
+            values_by_workload[workload] = ", ".join(values)
+    return values_by_workload

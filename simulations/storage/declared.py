@@ -12,7 +12,8 @@ secret    what a client never sends: rows, batches, memories without noise, keys
           owner only, and never to be published. In a shared or published copy of a run, leave it
           out
 
-A file is public or secret in every run. In some runs public files are private: see ``Base.closed``.
+A file is public or secret in every run. In some runs public files are private: see
+``planning.disclosure``.
 
 What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for
 everybody who shows anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events,
@@ -284,12 +285,15 @@ def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | Non
     """The declaration of a file by its path in the folder; None for one that is not fedlsg's,
     ``among`` or a run's.
     """
-    return next((one for one in among or (*RUN, *COMMANDS) if _matches(name, one.pattern)), None)
+    return next(
+        (declared for declared in among or (*RUN, *COMMANDS) if _matches(name, declared.pattern)),
+        None,
+    )
 
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
     """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see
-    ``Base.closed``.
+    ``planning.disclosure``.
     """
     if declared.secret:
         return "secret"
@@ -305,7 +309,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
+    """What may be seen outside the server: by callbacks, in tables and on pages. What is not named
+    is not shown.
+
+    ``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
     summary.json.
 
     ``files``: patterns of a run directory's public files; the manifest of public files lists no
@@ -406,4 +413,4 @@ AT_SERVER = Released(
 RELEASED: Mapping[str, Released] = MappingProxyType(
     {"client": EVERYTHING, "secure": EVERYTHING, "aggregate": EVERYTHING, "server": AT_SERVER}
 )
-"""By trust. Where nothing is private, nobody is drawn in secret: see ``Base.released``."""
+"""By trust. Where nothing is private, nobody is drawn in secret: see ``planning.disclosure``."""

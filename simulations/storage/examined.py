@@ -60,15 +60,15 @@ class Examined:
         wrong = {
             name: why
             for name, why in self.changed.items()
-            if any(fnmatchcase(name, one) for one in reads)
+            if any(fnmatchcase(name, pattern) for pattern in reads)
         }
         if wrong:
-            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
+            hint = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
                 SETTINGS in wrong
             )
             raise DamagedError(
                 f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it "
-                f"again{own}"
+                f"again{hint}"
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
@@ -88,9 +88,9 @@ def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
     is read.
     """
     run = RunDir.open(str(path))
-    found = examine(run)
-    found.refuse(run, reads)
-    for line in (*found.notes, *found.left(run, use="here")):
+    examined = examine(run)
+    examined.refuse(run, reads)
+    for line in (*examined.notes, *examined.left(run, use="here")):
         say(line)
     return run
 
@@ -111,14 +111,14 @@ def examine(run: RunDir) -> Examined:
     Reads every file of the run once. A process that still writes the run does not disturb it.
     """
     public, secret = parts_of(run)
-    found = Examined()
+    examined = Examined()
     if not public.path.exists() and not run.config.exists():
-        return found  # no run: its reader says so
+        return examined  # no run: its reader says so
     if not public.path.exists():
-        found.notes.append(
+        examined.notes.append(
             f"{public.path} is missing; whether files changed since the run was not checked"
         )
-        return found
+        return examined
     for part in (public, secret):
         try:
             record = unseal(part.path, otherwise=OTHERWISE)
@@ -130,14 +130,14 @@ def examine(run: RunDir) -> Examined:
                     raise DamagedError
             except DamagedError:
                 listed = {}
-                found.changed[part.list.path.relative_to(run.path).as_posix()] = (
+                examined.changed[part.list.path.relative_to(run.path).as_posix()] = (
                     "so the files that it lists unchecked"
                 )
-            _compare(run, record, listed, found)
+            _compare(run, record, listed, examined)
         except (FileNotFoundError, PermissionError) as error:
             how = "is missing" if isinstance(error, FileNotFoundError) else "is another user's"
-            found.notes.append(f"{part.path} {how}; files that are not public were not checked")
-    return found
+            examined.notes.append(f"{part.path} {how}; files that are not public were not checked")
+    return examined
 
 
 def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> None:
@@ -147,14 +147,14 @@ def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> No
         **record["files"],
         **record["final"],
     }
-    for name, said in claims.items():
+    for name, claim in claims.items():
         if (
-            why := _digest_differs(run.path / name, said)
-            if is_mark(said)
-            else _own_differs(run, name, said)
+            why := _digest_differs(run.path / name, claim)
+            if is_mark(claim)
+            else _own_differs(run, name, claim)
         ):
             found.changed[name] = why
-        elif isinstance(said, list) and _has_torn_line(run, name):
+        elif isinstance(claim, list) and _has_torn_line(run, name):
             found.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
                 "not count"

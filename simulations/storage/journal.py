@@ -279,13 +279,13 @@ def round_seconds(lines: Iterable[Line], link: Link) -> dict[int, float]:
     """Seconds of each round on ``link``; the lines of a round must be together, as they are in
     bytes.csv.
     """
-    found = {}
+    seconds = {}
     for round, messages in groupby(lines, key=lambda line: line.round):
         clients: dict[int, float] = {}
         for line in messages:
             clients[line.client] = clients.get(line.client, 0.0) + link.seconds(line)
-        found[round] = max(clients.values())
-    return found
+        seconds[round] = max(clients.values())
+    return seconds
 
 
 def transfer_seconds(lines: Iterable[Line], link: Link) -> float:

@@ -122,10 +122,10 @@ def is_own_file(path: Path) -> bool:
     as a link would.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def _first_head(known: Record, payload: bytes) -> Record:
@@ -278,10 +278,10 @@ class FeedbackBox:
 
     def _files(self) -> list[tuple[int, Path]]:
         """Rounds and files, the last round first."""
-        found = [
+        numbered = [
             (int(path.stem.rpartition("-")[2]), path) for path in self.folder.glob("feedback-*.bin")
         ]
-        return sorted(found, reverse=True)
+        return sorted(numbered, reverse=True)
 
     def _read(self, round: int, path: Path) -> Stored:
         try:

@@ -83,9 +83,9 @@ def parts_of(run: RunDir) -> tuple[Part, Part]:
 
 
 class Manifest:
-    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers,
-    ``Base.closed``. ``one_round``: payloads of the last round alone are claimed to be there, for
-    older ones are deleted.
+    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers
+    (``planning.disclosure``). ``one_round``: payloads of the last round alone are claimed to be
+    there, for older ones are deleted.
     """
 
     def __init__(self, run: RunDir, closed: Collection[str], *, one_round: bool = False) -> None:
@@ -255,12 +255,12 @@ def listed_files(path: Path, size: int | None = None) -> Record:
     """What a list says of files, the last line about each: a mark, the end of a ledger, or None for
     "it is there".
     """
-    found: Record = {}
+    files: Record = {}
     if path.exists():
         for line in bounded.read(path, bounded.LONGEST_TABLE)[:size].splitlines():
             record = bounded.parse_json(line)
-            found |= record["files"] | record["ledgers"] | dict.fromkeys(record["own"])
-    return found
+            files |= record["files"] | record["ledgers"] | dict.fromkeys(record["own"])
+    return files
 
 
 def is_checked(name: str) -> bool:

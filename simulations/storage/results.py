@@ -95,8 +95,8 @@ class Result:
         """Against a reader of the weights alone; None for unfinished runs, and where it is not on
         record.
         """
-        found = self.summary.get("epsilon_by_reader", {}).get("outside")
-        return None if found is None else float(found)
+        epsilon = self.summary.get("epsilon_by_reader", {}).get("outside")
+        return None if epsilon is None else float(epsilon)
 
     @property
     def accuracy(self) -> float | None:
@@ -104,15 +104,15 @@ class Result:
         classes.
         """
         if self.summary:
-            found = self.summary["accuracy"]
-            return None if found is None else float(found)
+            accuracy = self.summary["accuracy"]
+            return None if accuracy is None else float(accuracy)
         return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
 
     @property
     def chance(self) -> Chance | None:
         """None for a run that is not done, and where accuracy has no guess."""
-        found = self.summary.get("chance")
-        return None if found is None else Chance(**found)
+        chance = self.summary.get("chance")
+        return None if chance is None else Chance(**chance)
 
     @property
     def messages(self) -> int:
@@ -138,15 +138,15 @@ class Result:
             "downlink_bytes_dense",
             "wall_seconds",
         )
-        own = {
+        columns = {
             name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")
         }
-        own |= {name: value for name, value in self.varied if name not in copied}
+        columns |= {name: value for name, value in self.varied if name not in copied}
         return {
             "name": self.name,
             "label": self.label,
             "method": self.method,
-            **own,
+            **columns,
             "epsilon_target": self.epsilon_target,
             "epsilon_max": self.epsilon_max,
             "epsilon_outside": self.epsilon_outside,

@@ -7,12 +7,11 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg import bounded
 from fedlsg.accounting import Spread
-from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, Released
+from fedlsg.simulations.storage.declared import AT_SERVER, Released
 from fedlsg.simulations.storage.journal import (
     LINES_HEADER,
     Journal,
@@ -83,7 +82,6 @@ COUNTED = ("asked", "answered", "rejected", "dropped", "late")
 """Columns with lists of clients, which are counted for TensorBoard."""
 Metrics = Mapping[str, float | None]
 """The workload's own metrics by name; None in rounds that were not evaluated."""
-NO_METRICS: Metrics = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class Row:
     """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a
     bounded length.
 
-    ``only``: the columns that may be seen, see ``released``; the others are not written, and 0 or
+    ``only``: the columns that may be seen (``Released.rows``); the others are not written, and 0 or
     empty here.
     """
 
@@ -129,9 +127,9 @@ class Row:
         accuracy: float | None,
         loss: float | None,
         spent: Spread,
-        metrics: Metrics = NO_METRICS,
-        released: Released = EVERYTHING,
-        times: Times | None = None,
+        metrics: Metrics,
+        released: Released,
+        times: Times,
     ) -> "Row":
         """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
         counts: dict[str, Any] = {
@@ -158,15 +156,15 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        own = {
+        more = {
             name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)
         }
-        metrics = {name: float(text) if text else None for name, text in own.items()}
+        metrics = {name: float(text) if text else None for name, text in more.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
         only = (
             AT_SERVER.rows
-            if frozenset(row).difference(own, SIMULATED, TIMES) == AT_SERVER.rows
+            if frozenset(row).difference(more, SIMULATED, TIMES) == AT_SERVER.rows
             else None
         )
         names = [name for name in FIELDS if only is None or name in only]
@@ -182,13 +180,13 @@ class Row:
     @property
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv and callbacks have it."""
-        more = [vars(one) for one in (self.times, self.simulated) if one is not None]
-        own = {
+        more = [vars(part) for part in (self.times, self.simulated) if part is not None]
+        values = {
             name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only
         }
         return {
-            **own,
-            **{name: value for one in more for name, value in one.items()},
+            **values,
+            **{name: value for part in more for name, value in part.items()},
             **self.metrics,
         }
 
@@ -198,10 +196,10 @@ class Row:
         lengths.
         """
         lists = {name: len(text.split()) for name, text in self.columns.items() if name in COUNTED}
-        found = {
+        values = {
             name: value for name, value in self.columns.items() if name not in ("round", "reasons")
         } | lists
-        return {name: float(value) for name, value in found.items() if value is not None}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     @property
     def line(self) -> str:
@@ -237,10 +235,10 @@ class Tables:
     def __init__(
         self,
         run: RunDir,
-        metrics: Iterable[str] = (),
+        metrics: Iterable[str],
         *,
-        timed: bool = False,
-        released: Released = EVERYTHING,
+        timed: bool,
+        released: Released,
     ) -> None:
         self._run, self._timed = run, released.counted
         more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
@@ -306,7 +304,7 @@ def _csv_line(values: Iterable[object]) -> str:
     return text.getvalue()
 
 
-def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> str:
+def rows_header(more: Iterable[str], released: Released) -> str:
     """The first line of rounds.csv; ``more``: columns that not every run has."""
     return _csv_line(
         [*(name for name in FIELDS if released.rows is None or name in released.rows), *more]

@@ -24,7 +24,7 @@ events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in t
 .lock            the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
-since the run. ``fedlsg.simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads.
+since the run. ``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads.
 run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
@@ -166,14 +166,14 @@ class RunDir:
         """
         files = StepFiles(self.steps)
         versions = files.after(version)
-        found = []
+        steps = []
         if len(versions) > FAR and self.checkpoint.exists():
-            found.append((-1, self.checkpoint.read_bytes()))
+            steps.append((-1, self.checkpoint.read_bytes()))
             versions = versions[-FAR:]
         for own in versions:
             with suppress(OSError, ValueError):  # it is damaged
-                found.append((own, files.load(own)))
-        return found
+                steps.append((own, files.load(own)))
+        return steps
 
     def basis_after(self, round: int) -> list[tuple[int, bytes]]:
         """The carriers that the server probed last, with their round, if that is another one."""

@@ -139,12 +139,12 @@ def payload_files(run: Path) -> dict[int, dict[int, Path]]:
     """Payloads by training round and client. The values of the pruning round are saliencies: it is
     left out.
     """
-    found: dict[int, dict[int, Path]] = {}
+    by_round: dict[int, dict[int, Path]] = {}
     for path in sorted((run / "updates").glob("round-*/client-*.bin")):
         round, client = ROUND.fullmatch(path.parent.name), CLIENT.fullmatch(path.name)
         if round and client and phase_of(int(round.group(1))) is Phase.TRAINING:
-            found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
-    return found
+            by_round.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
+    return by_round
 
 
 def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) -> None:
@@ -155,8 +155,8 @@ def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) ->
     ``sum``.
     """
     make_parents(place := folder / f"round-{round:06d}", private=True)
-    made = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
-    save_arrays(place / f"{name}.npz", made, private=True)
+    saved = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
+    save_arrays(place / f"{name}.npz", saved, private=True)
 
 
 def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
@@ -297,8 +297,8 @@ def _check_sizes(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def _carrier(arrays: Mapping[str, np.ndarray], side: str, name: str) -> Tensor | None:
-    found = arrays.get(f"{side}/{name}")
-    return None if found is None else torch.from_numpy(found)
+    carrier = arrays.get(f"{side}/{name}")
+    return None if carrier is None else torch.from_numpy(carrier)
 
 
 def _keep(kept: Tensor) -> Keep:
@@ -343,11 +343,11 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], Record]:
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, each whole and in memory of its own, as the format wants it."""
     seen: set[int] = set()
-    found = {}
+    tensors_apart = {}
     for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        memory = own.untyped_storage()
-        shared = memory.data_ptr() in seen or memory.nbytes() != own.nbytes
-        found[name] = own.clone() if shared else own
+        copied = tensor.detach().cpu().contiguous()
+        memory = copied.untyped_storage()
+        shared = memory.data_ptr() in seen or memory.nbytes() != copied.nbytes
+        tensors_apart[name] = copied.clone() if shared else copied
         seen.add(memory.data_ptr())
-    return found
+    return tensors_apart

@@ -102,47 +102,47 @@ def own(name: str) -> Workload | None:
     if name in _GIVEN:
         return _GIVEN[name]
     if name in user_code.offered(GROUP) and name not in _REGISTRY:
-        found = user_code.imported(user_code.offered(GROUP)[name])
+        workload = user_code.imported(user_code.offered(GROUP)[name])
     elif user_code.is_reference(name):
-        found = user_code.load(name, "workload")
+        workload = user_code.load(name, "workload")
     else:
         return None
-    if name not in _MADE or _MADE[name][0] is not found:  # a changed file gives another function
-        _MADE[name] = found, make(found, name)
+    if name not in _MADE or _MADE[name][0] is not workload:  # a changed file gives another function
+        _MADE[name] = workload, make(workload, name)
     return _MADE[name][1]
 
 
 def _source(name: str) -> Any:
     """What loads a workload and has its preset."""
-    found = own(name)
-    if found is None and name not in _REGISTRY:
-        mine = (
+    workload = own(name)
+    if workload is None and name not in _REGISTRY:
+        hint = (
             "a workload of your own is FILE.py:NAME; one of a script or notebook is known there "
             "alone"
         )
         raise ValueError(
             f"unknown workload {name!r}{did_you_mean(name, _REGISTRY) or ','} expected one of "
-            f"{', '.join(_REGISTRY)}; {mine}"
+            f"{', '.join(_REGISTRY)}; {hint}"
         )
-    return _REGISTRY[name] if found is None else found
+    return _REGISTRY[name] if workload is None else workload
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
     """A workload's preset, and the values that differ for a method; no data is read."""
-    found = _source(name)
+    source = _source(name)
     return (
-        (found.DEFAULTS, found.METHOD_DEFAULTS)
-        if isinstance(found, ModuleType)
-        else (found.defaults, found.method_defaults)
+        (source.DEFAULTS, source.METHOD_DEFAULTS)
+        if isinstance(source, ModuleType)
+        else (source.defaults, source.method_defaults)
     )
 
 
 def summary(name: str) -> str:
     """What a workload is, in one line."""
-    found = _source(name)
-    if not isinstance(found, ModuleType):
-        return str(found.summary)
-    text = summary_of(found.__doc__).removeprefix(f"{name}: ")
+    source = _source(name)
+    if not isinstance(source, ModuleType):
+        return str(source.summary)
+    text = summary_of(source.__doc__).removeprefix(f"{name}: ")
     return text[:1].upper() + text[1:]
 
 

@@ -60,15 +60,19 @@ def data_sets(data: Any, test: Any = None) -> tuple[tuple[str, ...] | None, list
         return distinct_names(list(data), "train"), list(data.values())
     if not isinstance(data, list | tuple) or not _all_data_sets(data):
         return None
-    if isinstance(data, tuple) and len(data) == 2 and any(isinstance(one, list) for one in data):
+    if (
+        isinstance(data, tuple)
+        and len(data) == 2
+        and any(isinstance(data_set, list) for data_set in data)
+    ):
         return None
-    frames = [one for one in data if hasattr(one, "iloc")]
+    frames = [data_set for data_set in data if hasattr(data_set, "iloc")]
     if len(data) == 2 and len(frames) == 2:  # else (inputs, targets)
         shared = set(frames[0].columns) & set(frames[1].columns)
         return (
             (None, list(data)) if shared and (isinstance(data, list) or LABEL in shared) else None
         )
-    pairs = [one for one in data if _is_pair(one)]
+    pairs = [data_set for data_set in data if _is_pair(data_set)]
     mixed = isinstance(data, list) and 0 < len(pairs) < len(data)  # a message names the two forms
     return (None, list(data)) if not pairs or mixed or _pairs_of_rows(pairs, test) else None
 
@@ -97,9 +101,9 @@ def _frames_of_groups(data: Any) -> Any:
 
 def _all_data_sets(data: Any) -> bool:
     """Whether all are data sets, one at least; ``[]`` is one without rows."""
-    empty = [isinstance(one, list | tuple) and not len(one) for one in data]
+    empty = [isinstance(data_set, list | tuple) and not len(data_set) for data_set in data]
     return not all(empty) and all(
-        none or _is_data_set(one) for none, one in zip(empty, data, strict=True)
+        none or _is_data_set(data_set) for none, data_set in zip(empty, data, strict=True)
     )
 
 
@@ -207,7 +211,7 @@ def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | N
             )
     bare = [unwrapped(item, call) for item, call in zip(items, called, strict=True)]
     opened = [open_data(item, call) for item, call in zip(bare, called, strict=True)]
-    sizes = [_size(one, call) for one, call in zip(opened, called, strict=True)]
+    sizes = [_size(rows, call) for rows, call in zip(opened, called, strict=True)]
     if what == "train":  # test, which is public, may have a row twice
         check_once(bare, opened, called)
     parts = Parts(np.repeat(np.arange(len(sizes)), sizes), len(sizes), names)
@@ -236,18 +240,18 @@ def _size(one: Any, called: str) -> int:
 
 def _joined(opened: Sequence[Any], called: Sequence[str], what: str) -> Any:
     """One data set with the rows of all, in order."""
-    kinds = dict.fromkeys(_kind(one) for one in opened)
+    kinds = dict.fromkeys(_kind(rows) for rows in opened)
     if len(kinds) > 1:
-        first = [_kind(one) for one in opened].index(list(kinds)[1])
+        first = [_kind(rows) for rows in opened].index(list(kinds)[1])
         raise ValueError(
             f"{called[0]} is a {_kind(opened[0])}, {called[first]} a {_kind(opened[first])}: give "
             "the data of all clients in one form"
         )
     if isinstance(opened[0], Table):
         table = Table.joined(opened, what)
-        if all(one.targets is None for one in opened):
+        if all(rows.targets is None for rows in opened):
             return table
-        targets = [array_of(one.targets, f"{what} targets") for one in opened]
+        targets = [array_of(rows.targets, f"{what} targets") for rows in opened]
         return replace(table, targets=_values_joined(targets, "targets", called))
     if _is_pair(opened[0]):
         return tuple(
@@ -371,7 +375,7 @@ def _memory_of(column: Any, size: int) -> np.ndarray:
     """The place in memory of each row of a column of pyarrow; of things in a list the things."""
     if isinstance(column, list):
         return origins_of(column, np.arange(size))
-    found = []
+    chunks = []
     for chunk in column.chunks:
         held = [buffer.address for buffer in chunk.buffers()[1:] if buffer is not None]
         held += [buffer.address for buffer in chunk.buffers()[:1] if buffer is not None]
@@ -380,17 +384,17 @@ def _memory_of(column: Any, size: int) -> np.ndarray:
         width = kind.bit_width // 8 if hasattr(kind, "bit_width") else 0
         offsets = np.arange(len(chunk)) + chunk.offset
         whole = np.full(len(chunk), start)  # a slice of numpy begins elsewhere, one of pyarrow not
-        found.append(mixed(whole + offsets * width, 0 if width else offsets))
-    return np.concatenate([np.zeros(0, np.uint64), *found])
+        chunks.append(mixed(whole + offsets * width, 0 if width else offsets))
+    return np.concatenate([np.zeros(0, np.uint64), *chunks])
 
 
 def _same_labels(bare: Sequence[Any]) -> list[tuple[int, int]]:
     """The first two rows of frames with one label in the index and equal values, as numbers among
     all rows. Frames that number their rows from 0 are files of their own.
     """
-    if not all(hasattr(one, "iloc") and hasattr(one, "columns") for one in bare):
+    if not all(hasattr(labels, "iloc") and hasattr(labels, "columns") for labels in bare):
         return []
-    cut = [not np.array_equal(np.asarray(one.index), np.arange(len(one))) for one in bare]
+    cut = [not np.array_equal(np.asarray(labels.index), np.arange(len(labels))) for labels in bare]
     if not any(cut):
         return []
     seen: dict[Any, tuple[int, int, int]] = {}
@@ -491,7 +495,7 @@ def _numbered(partition: Any, data: Any, size: int) -> Parts:
 
 def _is_series_of_lists(partition: Any) -> bool:
     return hasattr(partition, "iloc") and any(
-        np.ndim(one) or isinstance(one, set) for one in partition.iloc[:1]
+        np.ndim(first) or isinstance(first, set) for first in partition.iloc[:1]
     )
 
 
@@ -511,7 +515,7 @@ def _owners(partition: Any) -> np.ndarray | None:
     if isinstance(partition, list | tuple | range):
         if not len(partition) or not all(map(_is_scalar, partition)):
             return None
-        numbers = all(isinstance(one, int | np.integer) for one in partition)
+        numbers = all(isinstance(part, int | np.integer) for part in partition)
         return np.array(partition, dtype=np.int64) if numbers else _named(partition)
     array = np.asarray(partition)
     if array.ndim != 1 or not all(map(_is_scalar, array[:1])):
@@ -525,12 +529,12 @@ def _owners(partition: Any) -> np.ndarray | None:
 def _named(owners: Sequence[Any]) -> np.ndarray:
     """Owners as a column: numbers as they are, and names, dates and other things as texts."""
     column = np.empty(len(owners), dtype=object)
-    for row, one in enumerate(owners):
-        missing = one is None or one != one
-        if isinstance(one, bytes):
-            column[row] = one.decode(errors="backslashreplace")
+    for row, owner in enumerate(owners):
+        missing = owner is None or owner != owner
+        if isinstance(owner, bytes):
+            column[row] = owner.decode(errors="backslashreplace")
         else:
-            column[row] = one if missing or isinstance(one, NUMBERS) else str(one)
+            column[row] = owner if missing or isinstance(owner, NUMBERS) else str(owner)
     return text_of(column)
 
 
@@ -602,22 +606,22 @@ def _row_numbers(part: Any, label: str, data: Any) -> Tensor:
         fix = "data sets of clients are train=[...], one a client, without partition="
     else:
         try:
-            found = np.asarray(part)
+            numbers = np.asarray(part)
         except ValueError:  # lists of different lengths
-            found = np.asarray(None)
+            numbers = np.asarray(None)
             fix = "give one array a client, such as the second of each pair of KFold().split(...)"
-        if not found.size and found.ndim == 1:
+        if not numbers.size and numbers.ndim == 1:
             return torch.zeros(0, dtype=torch.int64)
-        if found.ndim == 1 and found.dtype.kind in "iu":
-            return torch.from_numpy(found.astype(np.int64))
-        got = f"{found.dtype} of shape {found.shape}"
+        if numbers.ndim == 1 and numbers.dtype.kind in "iu":
+            return torch.from_numpy(numbers.astype(np.int64))
+        got = f"{numbers.dtype} of shape {numbers.shape}"
         owners = "an owner for each row is one flat list, such as ['north', 'south', 'north']"
         fix = {
             "b": "give np.flatnonzero(mask)",
             "f": "give rows.astype(int)",
             "U": owners,
             "S": owners,
-        }.get(found.dtype.kind, fix)
+        }.get(numbers.dtype.kind, fix)
     raise ValueError(
         f"partition: expected lists of row numbers, got {got} for client {label}: {fix}"
     )
@@ -655,11 +659,11 @@ def _columns(opened: Any, rows: Rows) -> dict[str, Any]:
     import pyarrow as pa
 
     labels = {LABEL: rows.targets.numpy()} if rows.targets.ndim == 1 else {}
-    found: dict[str, Any] = {**labels, **rows.columns}
+    columns: dict[str, Any] = {**labels, **rows.columns}
     for name, column in opened.columns.items() if isinstance(opened, Table) else ():
         if isinstance(column, pa.ChunkedArray) and not pa.types.is_nested(column.type):
-            found[name] = column
-    return found
+            columns[name] = column
+    return columns
 
 
 def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
@@ -678,8 +682,8 @@ def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
             "'fedlsg[hub]')"
         ) from None
     kind = type(partitioner).__name__
-    own = deepcopy(partitioner)
-    if getattr(own, "is_dataset_assigned", bool)():
+    partitioner_copy = deepcopy(partitioner)
+    if getattr(partitioner_copy, "is_dataset_assigned", bool)():
         raise ValueError(
             f"partition: this {kind} has a data set already: give a new one, or train=["
             "p.load_partition(k) for k in range(p.num_partitions)] without partition="
@@ -695,15 +699,15 @@ def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
                 f"{', '.join(columns)}"
             ) from error
 
-    own.dataset = HubDataset(pa.table({**columns, ROW: np.arange(size)}))
-    clients = range(work(getattr, own, "num_partitions"))
-    dealt = [work(own.load_partition, client) for client in clients]
+    partitioner_copy.dataset = HubDataset(pa.table({**columns, ROW: np.arange(size)}))
+    clients = range(work(getattr, partitioner_copy, "num_partitions"))
+    dealt = [work(partitioner_copy.load_partition, client) for client in clients]
     if any(ROW not in part.column_names for part in dealt):
         raise ValueError(
             f"partition: {kind} gives clients columns of all rows (vertical), and clients here "
             "have whole rows: give a partitioner of rows"
         )
-    known = getattr(own, "partition_id_to_natural_id", None) or {}
+    known = getattr(partitioner_copy, "partition_id_to_natural_id", None) or {}
     names = (
         distinct_names([known[client] for client in clients], "partition")
         if len(known) == len(clients)

@@ -350,7 +350,7 @@ def _shares(
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(sizes))
         if not np.isfinite(shares).all():
             raise ValueError(f"{alpha=} is too extreme to draw from: take one nearer to 1")
-        counts = np.stack([_counts(own, size) for own, size in zip(shares, sizes, strict=True)])
+        counts = np.stack([_counts(share, size) for share, size in zip(shares, sizes, strict=True)])
         if counts.sum(axis=0).min() >= 1:
             return dict(zip(classes.tolist(), shares, strict=True))
     raise ValueError(
@@ -368,9 +368,9 @@ def _counts(shares: np.ndarray, size: int) -> np.ndarray:
 def _spread(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> np.ndarray:
     """The client of each example, class by class; nobody's where its class has no shares."""
     owner = np.full(len(labels), -1)
-    for label, own in shares.items():
+    for label, share in shares.items():
         rows = np.flatnonzero(labels == label)
-        owner[rows] = np.repeat(np.arange(len(own)), _counts(own, len(rows)))
+        owner[rows] = np.repeat(np.arange(len(share)), _counts(share, len(rows)))
     return owner
 
 

@@ -175,7 +175,9 @@ def _by_path(
     given: str,
 ) -> PublicRows:
     if not path.exists():
-        known = ", ".join(one for one in workloads.names() if one not in (*ANYWHERE, workload.name))
+        known = ", ".join(
+            name for name in workloads.names() if name not in (*ANYWHERE, workload.name)
+        )
         raise ValueError(
             f"{given}: there is no such file or folder, and no data set of this name; known are "
             f"{known}"
@@ -202,14 +204,14 @@ def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: 
     )
     data, labelled = _tensors(path) if path.suffix == ".pt" else (path, True)
     rows = read_rows(data, columns, given.partition("=")[0])
-    found = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
-    stored = find_pixels(found, rows.prepare)
+    first_rows = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
+    stored = find_pixels(first_rows, rows.prepare)
     if stored is None:
-        some = np.asarray(found)
+        pixels = np.asarray(first_rows)
         raise ValueError(
             f"{given} holds no images, which the run's workload has: expected rows of (channels, "
-            f"height, width) or (height, width, channels), uint8 or float32, got {some.shape[1:]} "
-            f"of {some.dtype}"
+            f"height, width) or (height, width, channels), uint8 or float32, got "
+            f"{pixels.shape[1:]} of {pixels.dtype}"
         )
     given_rows = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
     return _images_of(given_rows, stored, wanted, labelled=labelled)
@@ -221,17 +223,17 @@ def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
     """
     try:
         bounded.check_stored(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip and pickle raise their own
         raise ValueError(
             f"cannot read {path}: expected a tensor, or a pair of inputs and targets, by torch.save"
         ) from error
-    if isinstance(found, Tensor):
-        return (found, torch.zeros(len(found), dtype=torch.int64)), False
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return (found[0], found[1]), True
+    if isinstance(saved, Tensor):
+        return (saved, torch.zeros(len(saved), dtype=torch.int64)), False
+    if isinstance(saved, tuple | list) and len(saved) == 2:
+        return (saved[0], saved[1]), True
     raise ValueError(
-        f"{path} holds {type(found).__name__}: expected a tensor, or a pair of inputs and targets"
+        f"{path} holds {type(saved).__name__}: expected a tensor, or a pair of inputs and targets"
     )
 
 
@@ -252,10 +254,13 @@ def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
     """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may
     have any length.
     """
-    found, wanted = forms(inputs), forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
-    if found != wanted:
+    offered, wanted = (
+        forms(inputs),
+        forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]),
+    )
+    if offered != wanted:
         raise ValueError(
-            f"{given} gives inputs {found}, and the model of {workload.name} takes {wanted}"
+            f"{given} gives inputs {offered}, and the model of {workload.name} takes {wanted}"
         )
 
 
@@ -281,21 +286,21 @@ def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> No
     """
     everything = (workload.train, *workload.left_out, *workload.tests.values())
     splits = [split for split in everything if not isinstance(split, NoRows)]
-    own = {
+    of_splits = {
         one
         for split in splits
         for part in _parts(len(split))
         for one in digests(split.batch(part)[0])
     }
     shared = sum(
-        digest in own
+        digest in of_splits
         for part in _parts(len(rows.split))
         for digest in digests(rows.split.batch(part)[0])
     )
     if not shared and rows.given is not None and workload.pixels is not None:
         (public, stored), wanted = rows.given, workload.pixels
-        own = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
-        shared = sum(digest in own for digest in _rangeless(public, stored, wanted.shape))
+        of_splits = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
+        shared = sum(digest in of_splits for digest in _rangeless(public, stored, wanted.shape))
     if shared:
         raise _own_data(
             given, workload, f"{shared} of its {len(rows.split)} rows are rows of that workload"

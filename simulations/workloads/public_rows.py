@@ -92,14 +92,14 @@ def load(
         rows = make(name, data_dir, raw, count)
     else:
         place = setting.removeprefix(DATA)
-        found = public_data(
+        public = public_data(
             place, bare, data_dir=data_dir, options=raw, progress=progress, setting="public_rows"
         )
-        if not found.labelled:
+        if not public.labelled:
             raise ValueError(
                 f"public_rows={setting} holds inputs alone: save a pair of inputs and targets"
             )
-        rows = found.split
+        rows = public.split
     whole = replace(
         bare, train=_with_classes(rows, bare.num_classes, setting), columns={}, parts=None
     )

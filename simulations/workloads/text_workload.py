@@ -113,8 +113,8 @@ class Tokens:
 
     def group(self, lengths: np.ndarray) -> np.ndarray:
         """The group of texts with these lengths: the first that pads them, else the last."""
-        found: np.ndarray = np.searchsorted(self.widths[:-1], lengths, side="right")
-        return found
+        groups: np.ndarray = np.searchsorted(self.widths[:-1], lengths, side="right")
+        return groups
 
     @property
     def groups(self) -> Int64[Tensor, " n"]:

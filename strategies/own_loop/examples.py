@@ -47,11 +47,11 @@ def checked_ctc() -> Iterator[None]:
             ("input_lengths", input_lengths, time),
             ("target_lengths", target_lengths, most),
         ):
-            found = torch.as_tensor(value)
-            if found.numel() and not 0 <= int(found.min()) <= int(found.max()) <= top:
+            lengths = torch.as_tensor(value)
+            if lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= top:
                 raise ValueError(
                     f"ctc_loss: expected {name} from 0 to {top}, got "
-                    f"{int(found.min())}..{int(found.max())}"
+                    f"{int(lengths.min())}..{int(lengths.max())}"
                 )
         if targets.ndim == 1 and int(torch.as_tensor(target_lengths).sum()) > most:
             raise ValueError(f"ctc_loss: expected target_lengths that add up to {most} at most")
@@ -93,8 +93,8 @@ def synthetic(like: Batch) -> Batch:
     Normal numbers for floating point inputs; 0 or 1, and 1 in the first column, for integers and
     booleans.
     """
-    found: Batch = of_fields({name: _rows(value, name) for name, value in fields_of(like).items()})
-    return found
+    batch: Batch = of_fields({name: _rows(value, name) for name, value in fields_of(like).items()})
+    return batch
 
 
 def _rows(like: Tensor, name: str) -> Tensor:
@@ -180,13 +180,13 @@ def takes(model: nn.Module, loss: LossFunction) -> Takes:
     """Whether a batch runs with finite losses, on copies on the CPU: in float64, or in the model's
     own type.
     """
-    own = copy_of(model).cpu()
-    double = copy_of(own).double()
+    copied = copy_of(model).cpu()
+    double = copy_of(copied).double()
 
     def runs(inputs: Batch, targets: Batch) -> bool:
         for part, batch in (
             (double, in_type((inputs, targets), torch.float64)),
-            (own, (inputs, targets)),
+            (copied, (inputs, targets)),
         ):
             # whatever a user's code raises on such values
             with suppress(Exception), torch.no_grad(), force_eager():
@@ -223,8 +223,8 @@ def accepted(
     if rows is None:
         return None
     device = next(model.parameters()).device
-    made, wanted = (each(part, lambda t: t.to(device)) for part in rows)
-    return made, wanted
+    on_device, wanted = (each(part, lambda t: t.to(device)) for part in rows)
+    return on_device, wanted
 
 
 def own_source(

@@ -106,12 +106,14 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     time.
     """
     try:
-        made = [batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)]
+        results = [
+            batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)
+        ]
     except Exception:  # it takes one position alone
         return
-    if batch_size(*made[0]) == 1:  # it reads the first position alone
+    if batch_size(*results[0]) == 1:  # it reads the first position alone
         return
-    company, *others = (rows_in(given, len(chosen)) for given in made)
+    company, *others = (rows_in(given, len(chosen)) for given in results)
     if not all(all(map(same_row, company, other)) for other in others):
         return  # it draws, and other places have other draws
     if all(map(same_row, rows, company)):
@@ -207,16 +209,16 @@ def same_function(batch: Any, known: Any) -> bool:
         return True
     if type(batch) is not type(known):
         return False
-    one, other = batch.source, known.source
-    if one is other:
+    first, other = batch.source, known.source
+    if first is other:
         return True
     if (
-        not all(isinstance(function, FunctionType) for function in (one, other))
-        or one.__code__ != other.__code__
+        not all(isinstance(function, FunctionType) for function in (first, other))
+        or first.__code__ != other.__code__
     ):
         return False
     held = []
-    for function in (one, other):
+    for function in (first, other):
         cells = filled_cells(function)
         # a name that is not set yet may become anything
         if len(cells) < len(function.__closure__ or ()):

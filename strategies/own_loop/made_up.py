@@ -110,13 +110,13 @@ class Maker:
 
     def _made(self, side: str, default: Fill, fills: Mapping[str, Fill]) -> Batch:
         """Inputs or targets: each field by its own fill, or the default."""
-        made = {}
+        fields = {}
         for name, field in fields_of(getattr(self, side)).items():
             is_mask = "mask" in name and field.ndim > 1
             fill = lengths if is_mask else fills.get(name, default)
             draw = public_generator(0, "made up", int(side == "targets"), name)
-            made[name] = fill(field, draw).to(field.dtype)
-        batch: Batch = of_fields(made)
+            fields[name] = fill(field, draw).to(field.dtype)
+        batch: Batch = of_fields(fields)
         return batch
 
     def _takes_row(self, inputs: Batch, targets: Batch, row: int) -> bool:

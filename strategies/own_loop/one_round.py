@@ -108,11 +108,11 @@ def repeated(inputs: Inputs, targets: Inputs, like: Pair | None = None) -> Batch
     ]
 
     def part(given: Inputs, layout: Mapping[str, Layout], rows: Positions) -> Any:
-        made = {
+        fields = {
             name: laid_out(t[rows.to(t.device)], layout[name])
             for name, t in fields_of(given).items()
         }
-        return of_fields(made)
+        return of_fields(fields)
 
     def batch(positions: Positions) -> tuple[Any, Any]:
         rows = positions % count
@@ -142,12 +142,12 @@ def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: n
             name for name in now.keys() & start.keys() if now[name].shape != start[name][1]
         },
     }
-    said = "; ".join(
+    words = "; ".join(
         f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names
     )
-    if said:
+    if words:
         raise ValueError(
-            f"the trainable parameters are not those that PrivateStep was made with ({said}): its "
+            f"the trainable parameters are not those that PrivateStep was made with ({words}): its "
             "optimizer and carriers have the old ones, so the new ones would be charged for and "
             "not trained. Nothing was charged: undo the change, or make a new PrivateStep on the "
             "same ledger (ledger=PATH). A ledger without a path ends with its PrivateStep: give "
@@ -476,10 +476,10 @@ class Rehearsals:
         model, loss = release.state.model, release.loss
 
         def trial() -> Isolation:
-            for made in (self._like(rows), accepted(model, loss, *rows)):
+            for given_rows in (self._like(rows), accepted(model, loss, *rows)):
                 with suppress(Exception):
-                    if made is not None:
-                        return self._tried(*made)
+                    if given_rows is not None:
+                        return self._tried(*given_rows)
             return "rows"
 
         level = resolve(model, loss, self._wanted, trial)
@@ -490,16 +490,18 @@ class Rehearsals:
         given = release.state.model, release.loss, inputs, targets
         level = level_of_own_code(*given)
         most = min(round(release.local.expected_batch), release.local.microbatch_size)
-        if said := word_on(*given, level, most):
-            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
+        if word := word_on(*given, level, most):
+            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, word)
         return level
 
     def _like(self, rows: Pair) -> Pair:
         """The owner's example, where it has the names and types of the data; else made-up rows."""
-        made = self._example
-        if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
-            made = made_up(*rows)
-        return made
+        example = self._example
+        if example is None or [names_of(part) for part in example] != [
+            names_of(part) for part in rows
+        ]:
+            example = made_up(*rows)
+        return example
 
     def _rehearse(self, rows: Pair, terms: ClientTerms) -> None:
         """A step on the owner's example, where it has the names and types of the data; else on
@@ -508,11 +510,11 @@ class Rehearsals:
         If it fails on the usual ones, for their values it may be, then on plain ones that model and
         loss take.
         """
-        release, made = self._release, self._like(rows)
+        release, example = self._release, self._like(rows)
         try:
-            release.rehearse(*made, terms, rows)
+            release.rehearse(*example, terms, rows)
         except Exception as error:
-            if made is self._example or not depends_on_values(error):
+            if example is self._example or not depends_on_values(error):
                 raise
             other = accepted(release.state.model, release.loss, *rows)
             if other is None:

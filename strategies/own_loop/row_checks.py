@@ -53,9 +53,9 @@ def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: 
         if len(bad):
             place = (~value[bad[0]].isfinite()).nonzero()[0].tolist() if value.ndim > 1 else []
             row = int(bad[0] if rows is None else rows[bad[0]])
-            found = float(value[bad[0]][tuple(place)])
+            number = float(value[bad[0]][tuple(place)])
             raise ValueError(
-                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} "
+                f"{called} have missing or infinite values: {number} in row {row}{_column(place)} "
                 f"({len(bad)} such rows among the {len(value)} that were looked at together); {fix}"
             )
 
@@ -217,20 +217,19 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
         if columns.shape[1] <= COLUMNS:
             rows += [columns.min(0).indices, columns.max(0).indices]
         for row in torch.cat(rows).unique().tolist():
-            own = columns[row]
-            places[row] = (
-                f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
-            )
+            values = columns[row]
+            least, most = int(values.min()), int(values.max())
+            places[row] = f"inputs{f' {name}' if name else ''} from {least} to {most}"
     with suppress(Exception):
         if places:
             run(torch.tensor(sorted(places)))
             return
-    for row, said in sorted(places.items()):
+    for row, words in sorted(places.items()):
         try:
             run(torch.tensor([row]))
         except Exception as error:
             raise ValueError(
-                f"the model fails on {what} row {row}, with {said}: {describe(error)}"
+                f"the model fails on {what} row {row}, with {words}: {describe(error)}"
             ) from error
 
 
@@ -264,8 +263,8 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
         outputs = wanted = None
         for make in (partial(made_up, *first), partial(accepted, here, loss, *first)):
             with suppress(Exception):
-                if outputs is None and (made := make()) is not None:
-                    outputs, wanted = model_outputs(here, made[0]), made[1]
+                if outputs is None and (batch := make()) is not None:
+                    outputs, wanted = model_outputs(here, batch[0]), batch[1]
         if outputs is None:
             return
         known = False

@@ -53,5 +53,5 @@ def laid_out(rows: Tensor, layout: Layout) -> Tensor:
     for axis, step in zip(*layout, strict=True):
         sizes += [first.shape[axis], max(step, 1)]
     store = first.new_zeros(sizes)[(slice(None), 0) * rows.ndim]
-    made = store.permute([layout.order.index(axis) for axis in range(rows.ndim)])
-    return made.copy_(first).expand(rows.shape)
+    permuted = store.permute([layout.order.index(axis) for axis in range(rows.ndim)])
+    return permuted.copy_(first).expand(rows.shape)

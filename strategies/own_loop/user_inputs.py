@@ -276,23 +276,23 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     try:
         array = np.asarray(value)
         if array.ndim and len(array) > 1 and not array.strides[0]:  # one row, which stays one
-            one = _tensor(array[:1].copy(), dtype, what)
-            return one.expand(len(array), *one.shape[1:])
+            first = _tensor(array[:1].copy(), dtype, what)
+            return first.expand(len(array), *first.shape[1:])
         array = np.require(array, requirements="W")  # torch warns of others
-        found = torch.as_tensor(
+        tensor = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{what}: expected numbers, got {type(value).__name__} ({error})"
         ) from None
-    return found.to(dtype) if found.dtype == torch.float64 else found
+    return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor
 
 
 def _classes(targets: Inputs) -> Inputs:
     """Small integers as int64, which losses take as the numbers of classes."""
-    found: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
-    return found
+    classes: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
+    return classes
 
 
 def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
@@ -308,13 +308,13 @@ def types_of(model: nn.Module) -> set[torch.dtype]:
 def other_types(model: nn.Module, inputs: Inputs) -> str:
     """What to do about inputs of a type that no weight has; empty where there are none."""
     types = types_of(model)
-    own = ", ".join(sorted(map(str, types)))
+    expected = ", ".join(sorted(map(str, types)))
     for name, value in named("inputs", inputs):
         if types and value.is_floating_point() and value.dtype not in types:
             to = "float()" if value.dtype == torch.float32 else f"to({value.dtype})"
             return (
-                f"{name} are {value.dtype} and the model's weights {own}: give both one type, "
-                f"inputs.to({own}) or model.{to}"
+                f"{name} are {value.dtype} and the model's weights {expected}: give both one type, "
+                f"inputs.to({expected}) or model.{to}"
             )
     return ""
 
@@ -345,8 +345,8 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
     def of(positions: Positions) -> Pair:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
-        made = check_batch(batch(positions), len(positions))
-        return each(made[0], plain), each(made[1], plain)
+        checked = check_batch(batch(positions), len(positions))
+        return each(checked[0], plain), each(checked[1], plain)
 
     return of
 
@@ -472,10 +472,10 @@ def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
     try:
         make: Any = type(optimizer)
         with torch.no_grad():
-            made: Optimizer = make(
+            fresh: Optimizer = make(
                 [copy(group) for group in optimizer.param_groups], **optimizer.defaults
             )
-        return made.state
+        return fresh.state
     except Exception:  # a class with arguments of its own
         return {}
 

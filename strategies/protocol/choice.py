@@ -54,9 +54,9 @@ class Choice:
         """
         conditions = self._clock.participation
         order = conditions.order(round)
-        own = list(islice(order, conditions.selected))
+        selected = list(islice(order, conditions.selected))
         others = (client for client in order if self._has_spare_round(client, round))
-        candidates = (client for client in chain(own, others) if client not in but)
+        candidates = (client for client in chain(selected, others) if client not in but)
         return self._clock.health.choose(candidates, number, round=round, least=least)
 
     def _has_spare_round(self, client: int, round: int) -> bool:

@@ -196,8 +196,8 @@ class Holders:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
-        found = state.get("basis", {"round": 0, "held": []})
-        self.round, self.held = found["round"], set(found["held"])
+        basis = state.get("basis", {"round": 0, "held": []})
+        self.round, self.held = basis["round"], set(basis["held"])
 
 
 NOTHING = {"attempts": 0, "messages": 0, "bytes": 0}

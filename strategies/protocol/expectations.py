@@ -20,7 +20,7 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, norm_bound
-from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
+from fedlsg.payload import Codec, Dither, Expected, IndexMode, keeps_memory, unpack
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -79,7 +79,7 @@ def _items(record: Any) -> Mapping[str, Any]:
 
 def _size(value: Any) -> int:
     if isinstance(value, list):
-        return sum(_size(one) for one in value)
+        return sum(_size(item) for item in value)
     return len(value) if isinstance(value, str | bytes) else 8
 
 
@@ -105,6 +105,54 @@ def reason_of(error: Exception) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Uplink:
+    """How the values of clients travel to the server: public, so that server, client and readers of
+    a record agree.
+
+    ``index_mode``: how payloads say which coordinates they hold. ``seed``: of rounding.
+    """
+
+    method: Method
+    codec: Codec
+    seed: int
+    index_mode: IndexMode = "derived"
+
+    @property
+    def explicit(self) -> bool:
+        """Whether payloads hold the positions of their values."""
+        return self.index_mode == "explicit"
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether clients keep what the codec left out, for their next payload."""
+        return keeps_memory(self.method, self.codec)
+
+    def dither(self, client: int, plan: RoundPlan) -> Dither:
+        """The rounding of a client's values in a round."""
+        return Dither(seed=self.seed, client=client, noise_std=plan.noise_std)
+
+    def expected(
+        self, frame: Frame, *, round: int, dither: Dither, max_norm: float = math.inf
+    ) -> Expected:
+        """What a payload of values in a frame has to be; but for the bound on its norm, client and
+        server know it alike.
+        """
+        wire = frame.wire
+        return Expected(
+            round=round,
+            codec=self.codec,
+            index_mode=self.index_mode,
+            size=wire.size,
+            indices=wire.indices,
+            digest=frame.digest,
+            blocks=wire.blocks,
+            dither=dither,
+            most=self.method.compression.most(wire.size),
+            max_norm=max_norm,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
     training.
@@ -118,8 +166,7 @@ class FederationSettings:
     terms: Sequence[ClientTerms]
     clients_per_round: int
     local: LocalTraining
-    codec: Codec
-    index_mode: IndexMode = "derived"
+    uplink: Uplink
     min_survivors: int = 1
     timeout: float = 3600.0
     run_dir: str = ""
@@ -158,8 +205,8 @@ class Expectations:
         plan = common.for_client(terms)
         values = unpack(payload, self._expected(partition, plan, terms.num_examples))
         report.payloads[partition] = payload
-        found = decode(values, plan.frame)
-        return found if terms.weight == 1 else found * terms.weight
+        decoded = decode(values, plan.frame)
+        return decoded if terms.weight == 1 else decoded * terms.weight
 
     def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
         """The payload of a reply whose client was charged for it; its bytes are entered in the
@@ -204,25 +251,18 @@ class Expectations:
         """
         terms = {partition: self.terms(partition, common.phase) for partition in partitions}
         each = [
-            (own.weight, self._dither(partition, common.for_client(own)))
-            for partition, own in terms.items()
+            (client_terms.weight, common.for_client(client_terms).noise_std)
+            for client_terms in terms.values()
         ]
-        return math.hypot(
-            *(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each)
-        )
-
-    def _dither(self, partition: int, plan: RoundPlan) -> Dither:
-        """The public parameters of a client's quantization in this round."""
-        return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
+        received = self.settings.uplink.codec.received_noise
+        return math.hypot(*(weight * received(noise_std) for weight, noise_std in each))
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
-        return expected_of(
+        uplink = self.settings.uplink
+        return uplink.expected(
             plan.frame,
-            self.state.method,
             round=plan.round,
-            codec=self.settings.codec,
-            index_mode=self.settings.index_mode,
-            dither=self._dither(partition, plan),
+            dither=uplink.dither(partition, plan),
             max_norm=self._norm_bound(plan, num_examples),
         )
 
@@ -234,31 +274,3 @@ class Expectations:
             (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
         )
         return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)
-
-
-def expected_of(
-    frame: Frame,
-    method: Method,
-    *,
-    round: int,
-    codec: Codec,
-    index_mode: IndexMode,
-    dither: Dither,
-    max_norm: float = math.inf,
-) -> Expected:
-    """What a payload of values in a frame has to be; but for the bound on its norm, client and
-    server know it alike.
-    """
-    wire = frame.wire
-    return Expected(
-        round=round,
-        codec=codec,
-        index_mode=index_mode,
-        size=wire.size,
-        indices=wire.indices,
-        digest=frame.digest,
-        blocks=wire.blocks,
-        dither=dither,
-        most=method.compression.most(wire.size),
-        max_norm=max_norm,
-    )

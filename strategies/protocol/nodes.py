@@ -113,7 +113,10 @@ class Roster:
         """The client that a node is, None while it is none."""
         if node in self._nodes:
             return self._nodes.index(node)
-        return next((partition for partition, one in self._node_of.items() if one == node), None)
+        return next(
+            (partition for partition, known_node in self._node_of.items() if known_node == node),
+            None,
+        )
 
     def returned(self, node: int) -> None:
         """The node has replied, or is here again."""
@@ -350,7 +353,11 @@ def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
     """
     deadline = time.monotonic() + CONNECT_SECONDS
     while (
-        len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found))
+        len(
+            nodes := connected
+            if isinstance(connected := grid.get_node_ids(), range)
+            else list(connected)
+        )
         < count
     ):
         if time.monotonic() > deadline:

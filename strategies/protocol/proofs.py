@@ -101,9 +101,13 @@ def code_record(*, local: bool = True) -> ConfigRecord:
     """This process's identity, for a message; with its folder only if the message stays on this
     machine.
     """
-    own = own_identity()
+    identity = own_identity()
     return ConfigRecord(
-        {"version": own.version, "digest": own.digest, "folder": own.folder if local else ""}
+        {
+            "version": identity.version,
+            "digest": identity.digest,
+            "folder": identity.folder if local else "",
+        }
     )
 
 
@@ -113,16 +117,18 @@ def check_same_code(
     """Raise OtherCodeError, naming both and what to do, unless ``sender``, whose message this is,
     runs the code of this process, which is ``receiver``.
     """
-    own, record = own_identity(), content.config_records.get(CODE)
-    own = own if local else replace(own, folder="")  # the error text may leave this machine
+    identity, record = own_identity(), content.config_records.get(CODE)
+    identity = (
+        identity if local else replace(identity, folder="")
+    )  # the error text may leave this machine
     if record is None or not {"version", "digest", "folder"} <= record.keys():
         raise OtherCodeError(
-            f"{sender} does not say which code it runs, {receiver} runs {own}: {SAME_VERSION}"
+            f"{sender} does not say which code it runs, {receiver} runs {identity}: {SAME_VERSION}"
         )
     theirs = CodeIdentity(**{name: str(record[name]) for name in ("version", "digest", "folder")})
-    if not own.same(theirs):
-        fix = SAME_VERSION if own.version != theirs.version else SAME_FILES
-        raise OtherCodeError(f"{sender} runs {theirs}, {receiver} runs {own}: {fix}")
+    if not identity.same(theirs):
+        fix = SAME_VERSION if identity.version != theirs.version else SAME_FILES
+        raise OtherCodeError(f"{sender} runs {theirs}, {receiver} runs {identity}: {fix}")
 
 
 SAME_VERSION = (
@@ -259,7 +265,7 @@ class LedgerCopies:
         assert terms.keys() <= names
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]
         if differ:
-            found = ", ".join(
+            differences = ", ".join(
                 f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ
             )
-            raise LedgerError(f"client {client} charged round {round} with {found}")
+            raise LedgerError(f"client {client} charged round {round} with {differences}")

@@ -308,14 +308,14 @@ class SimulatedClock:
 
 def traffic_of(report: RoundReport) -> Traffic:
     """Payload bytes to and from each client so far."""
-    found: dict[int, tuple[int, int]] = {}
+    traffic: dict[int, tuple[int, int]] = {}
     for message in report.sent:
-        down, up = found.get(message.client, (0, 0))
+        down, up = traffic.get(message.client, (0, 0))
         size = message.payload_bytes
-        found[message.client] = (
+        traffic[message.client] = (
             (down + size, up) if message.direction == "down" else (down, up + size)
         )
-    return found
+    return traffic
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

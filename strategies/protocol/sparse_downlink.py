@@ -106,14 +106,14 @@ class SparseDownlink(Downlink):
             self.repairs[client] += 1
         pays = self._pays(frame)
         starts = {client: self._start(client, frame, pays) for client in selected}
-        made = {start: self._from(start, frame) for start in set(starts.values())}
+        by_start = {start: self._from(start, frame) for start in set(starts.values())}
         for client, start in starts.items():
             self._leaves[client] = None if start == NOWHERE else self.version
         extra = framed_records(self.state, frame, framed)
         alone = [client for client, start in starts.items() if start == NOWHERE or client in framed]
         bases = self.holders.records(alone, framed)
         return {
-            client: made[start] | (extra if client in framed else {}) | bases.get(client, {})
+            client: by_start[start] | (extra if client in framed else {}) | bases.get(client, {})
             for client, start in starts.items()
         }
 

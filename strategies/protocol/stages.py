@@ -46,7 +46,7 @@ class Stage:
         """The terms of the attempt; thresholds are those of the reader's own settings. Raises
         ValueError as they do.
         """
-        made = Terms(
+        terms = Terms(
             run=self.run,
             round=self.round,
             attempt=self.attempt,
@@ -56,7 +56,7 @@ class Stage:
             length=self.length,
             bits=self.bits,
         )
-        return replace(made, run=hashlib.sha256(self.run + struct.pack("<d", self.noise)).digest())
+        return replace(terms, run=hashlib.sha256(self.run + struct.pack("<d", self.noise)).digest())
 
 
 def write_stage(content: RecordDict, stage: Stage) -> RecordDict:

@@ -111,8 +111,8 @@ class SecureExchange(Exchange):
         """
         by = defaultdict[int, set[int]](set)
         for client, why in self.report.rejected.items():
-            if found := ALTERED.search(why):
-                by[int(found[1])].add(client)
+            if match := ALTERED.search(why):
+                by[int(match[1])].add(client)
         for dealer, clients in by.items():
             if dealer in self._stage.clients and len(clients - {dealer}) > self._sums.colluders:
                 self._leave_out(dealer, f"clients {sorted(clients)} cannot open its shares")

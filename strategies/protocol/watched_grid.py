@@ -278,10 +278,10 @@ class Pullers:
         What is not complete by then is among those of a later call.
         """
         if self._threads is None:
-            found = {
+            pulled = {
                 name: pull_one(self._grid, name, message) for name, message in messages.items()
             }
-            return [(name, replies[0]) for name, replies in found.items() if replies]
+            return [(name, replies[0]) for name, replies in pulled.items() if replies]
         for name in messages.keys() - self._running.keys():
             self._running[name] = self._threads.submit(self._pull, name, messages[name], largest)
         wait(self._running.values(), timeout=patience)

@@ -355,9 +355,9 @@ def over_the_wire(message: Message) -> Message:
         return message_from_proto(message_to_proto(message))
     content = message.content.copy()
     for name, record in content.items():
-        own: Any = record.copy()
-        content[name] = own
-        own.update(
-            {key: copy(value) for key, value in own.items() if isinstance(value, Array | list)}
+        copied: Any = record.copy()
+        content[name] = copied
+        copied.update(
+            {key: copy(value) for key, value in copied.items() if isinstance(value, Array | list)}
         )
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]

@@ -32,9 +32,10 @@ from fedlsg.simulations.attacks.texts_attack import TEXT_ATTACKS
 from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.cli.options import WithSettings, option_of
 from fedlsg.simulations.inspection import refuse_settings
-from fedlsg.simulations.settings.published import find, from_run_config, matching, resolve
+from fedlsg.simulations.settings.published import find, matching
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import RUN, Settings, all_settings, merge
+from fedlsg.simulations.settings.with_preset import from_run_config, resolve
 from tests.places import REPOSITORY
 
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_/|]*$|^\.\.\.$|[\[$]")

@@ -17,6 +17,7 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import ClientTerms
 from fedlsg.state.server_state import ServerState
 from fedlsg.strategies import recipe
+from fedlsg.strategies.protocol.expectations import Uplink
 from fedlsg.strategies.protocol.round_report import RoundReport
 from fedlsg.strategies.protocol.wire import (
     Announcement,
@@ -124,7 +125,8 @@ class Federation:
             "clients_per_round": clients,
             "local": LocalTraining(),
         }
-        known |= {"codec": find_codec("float32")} | settings
+        codec = find_codec("float32")
+        known |= {"uplink": Uplink(method=state.method, codec=codec, seed=state.seed)} | settings
         self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
 

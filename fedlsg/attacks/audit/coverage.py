@@ -107,18 +107,18 @@ def counted() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
     """How often each path runs inside, by name, in this thread; and what is called after each
     output. A profiler that was there goes on afterwards.
     """
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     names = {path.code: path.name for path in PATHS}
     outputs = count(1)
 
     def seen(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code in names:
-            found[names[frame.f_code]] += 1
+            calls[names[frame.f_code]] += 1
 
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
-        yield found, lambda: sys.setprofile(before if next(outputs) % EVERY else seen)
+        yield calls, lambda: sys.setprofile(before if next(outputs) % EVERY else seen)
     finally:
         sys.setprofile(before)
 

@@ -208,12 +208,12 @@ def _of_parts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
     kept, (parts, each, rounds) = setting.frame.kept, sizes_of_parts(setting)
     at = torch.arange(kept)
     signs = torch.randint(0, 2, (kept,), generator=generator) * 2.0 - 1.0
-    found = {"parts": _parts(at * parts // kept, signs)}
+    directions = {"parts": _parts(at * parts // kept, signs)}
     if kept > 2 * parts and setting.sums is None:
-        found["parts of coordinates far apart"] = _parts(at % parts, signs)
+        directions["parts of coordinates far apart"] = _parts(at % parts, signs)
     if setting.sums is not None:
-        found["parts of the grid"] = found["parts"]
-    for name, ways in found.items():
+        directions["parts of the grid"] = directions["parts"]
+    for name, ways in directions.items():
         yield Round(
             name=name,
             directions=ways,
@@ -341,7 +341,7 @@ def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
             game.inject,
             0 if game.on_grid else None,
         )
-        chosen = [one.grid if game.on_grid else one.values for one in seen]
+        chosen = [played.grid if game.on_grid else played.values for played in seen]
         outputs = torch.stack([value for value in chosen if value is not None])
     moves = (outputs.double() @ game.directions.double().T) / (lengths * reach)
     return Game(
@@ -361,7 +361,7 @@ def _passes(
     """
     device = next(setting.model.parameters()).device
     silent = Units(torch.zeros(1, setting.frame.kept), len(units))
-    found, others = [], []
+    steps_with, others = [], []
     for round in range(game.rounds):
         place = round % CLIENTS
         clients = [(units if i == place else silent).to(device) for i in range(CLIENTS)]
@@ -370,10 +370,10 @@ def _passes(
             for i in range(CLIENTS)
         ]
         outputs = outputs_of_pass(setting, clients, labels, game.inject)
-        found.append(outputs.pop(place))
+        steps_with.append(outputs.pop(place))
         others += outputs
         tick()
-    return torch.stack(found), torch.stack(others).numpy()
+    return torch.stack(steps_with), torch.stack(others).numpy()
 
 
 def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
@@ -385,7 +385,7 @@ def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
 
     def counts(name: str, rows: Rows | Units, rounds: int) -> Float[np.ndarray, " rounds"]:
         seen = rounds_of(setting, rows, name, seed, rounds, tick)
-        moved = torch.tensor([one.clip_norm for one in seen], dtype=torch.float64)
+        moved = torch.tensor([played.clip_norm for played in seen], dtype=torch.float64)
         fraction = adaptive.quantile - (moved / setting.mechanism.clip_norm).log() / adaptive.rate
         return ((fraction - 0.5) * adaptive.expected_clients).numpy()
 

@@ -125,14 +125,14 @@ def fresh_draws(
     variance = drawn + spread
     kurtosis = (drawn / variance) ** 2 * (1 - 6 * q * (1 - q)) / (q * (1 - q)) / game.units
     squares = np.square(game.moves - game.moves.mean(0)).sum(0) / variance
-    found = float(squares.sum() / (rounds - 1) / k)
+    ratio = float(squares.sum() / (rounds - 1) / k)
     error = float(np.sqrt((2 + np.maximum(kurtosis, 0)).sum() / (rounds - 1)) / k)
     together = game.moves.sum(1)
     total = float(np.square(together - together.mean()).sum() / variance.sum())
-    p = min(2 * norm.sf(abs(found - 1) / error), 2 * chi2.sf(total, rounds - 1))
+    p = min(2 * norm.sf(abs(ratio - 1) / error), 2 * chi2.sf(total, rounds - 1))
     reused = float((spread / variance).mean())
     says = (
-        f"rounds of one direction vary by {found:.3f} of what fresh draws and noise give (standard "
+        f"rounds of one direction vary by {ratio:.3f} of what fresh draws and noise give (standard "
         f"error {error:.3f}); draws of one round used in all of them would give {reused:.3f}"
     )
     return Check(name="fresh draws", passed=bool(p >= SIGNIFICANCE / 2), says=says)
@@ -142,15 +142,15 @@ def pass_checks(games: Sequence[Game], setting: Setting) -> list[Check]:
     """Outputs of clients that share a pass with another one's units are noise, as if alone: where
     only a sum is private, each client's share of its noise.
     """
-    found, noise = [], setting.noise_std / setting.stated.honest**0.5
+    checks, noise = [], setting.noise_std / setting.stated.honest**0.5
     for game in games:
         if game.elsewhere is not None:
             rows = np.asarray(game.elsewhere, dtype=np.float64) / noise
-            found += [
+            checks += [
                 replace(check, name=f"{check.name}, next to {game.name}")
                 for check in (present(rows), deviation("all", rows), fresh(rows), excess(rows))
             ]
-    return found
+    return checks
 
 
 def excess(rows: Outputs) -> Check:
@@ -199,7 +199,7 @@ def count_checks(silent: Mapping[str, Outputs], count: Count, setting: Setting) 
     of_count = np.sqrt(squares / chi2.isf(1 - level, len(count.empty) - 1)) * 2
     both = 0.0 if not of_count else float((of_sum**-2.0 + of_count**-2.0) ** -0.5)
     needed = setting.stated.noise_multiplier
-    found = [
+    checks = [
         Check(
             name="noise of the count",
             passed=both >= needed,
@@ -221,8 +221,8 @@ def count_checks(silent: Mapping[str, Outputs], count: Count, setting: Setting) 
         )
         says = f"a client moves the count by {far[0] / 2:.3f} (standard error {error / 2:.3f})"
         passed = bool(log_p.min() >= np.log(level))
-        found.append(Check(name=f"sensitivity, {name}", passed=passed, says=says))
-    return found
+        checks.append(Check(name=f"sensitivity, {name}", passed=passed, says=says))
+    return checks
 
 
 def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
@@ -234,8 +234,8 @@ def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]
     rows = (
         np.concatenate([np.asarray(some, dtype=np.float64) for some in grid.values()]) / noise_std
     )
-    found = [check(rows) for check in (everywhere, fresh, unrepeated)]
-    return [replace(check, name=f"{check.name}, on the grid") for check in found]
+    checks = [check(rows) for check in (everywhere, fresh, unrepeated)]
+    return [replace(check, name=f"{check.name}, on the grid") for check in checks]
 
 
 def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) -> list[Check]:
@@ -318,21 +318,21 @@ def length(
     excess is found.
     """
     rows = np.asarray(alike, dtype=np.float64)
-    guide, found = rows[::2].mean(0), []
-    for some, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
+    guide, lengths = rows[::2].mean(0), []
+    for part, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
         norm = float(np.linalg.norm(direction))
-        if norm and len(some):
+        if norm and len(part):
             reach = units * sample_rate * sum(weights)
             moved, spread = (
-                float((some @ direction).mean()) / norm / sensitivity / reach,
+                float((part @ direction).mean()) / norm / sensitivity / reach,
                 noise**2 / reach**2,
             )
-            spread /= len(some)
-            found.append(
+            spread /= len(part)
+            lengths.append(
                 (
                     *further(
                         moved,
-                        units * len(some),
+                        units * len(part),
                         sample_rate=sample_rate,
                         weights=weights,
                         spread=spread,
@@ -340,7 +340,7 @@ def length(
                     moved,
                 )
             )
-    log_p, error, moved = min(found)
+    log_p, error, moved = min(lengths)
     says = (
         f"{units} equal units move the outputs by {moved:.3f} of what is claimed (standard error "
         f"{error:.3f})"

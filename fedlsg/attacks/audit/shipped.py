@@ -173,7 +173,7 @@ def ghost_layers(
     allowed = client_round.allows_ghost_clipping(frame) and setting.mechanism.clip == "joint"
     if stated.whole or setting.unit.persons or setting.local.multiplicity > 1 or not allowed:
         return {}
-    modules, found = dict(setting.model.named_modules()), {}
+    modules, layers = dict(setting.model.named_modules()), {}
     starts = [0, *torch.tensor([b.kept for b in frame.blocks]).cumsum(0).tolist()]
     for i, block in enumerate(frame.blocks):
         module = modules.get(block.parameter.removesuffix(".weight"))
@@ -183,9 +183,9 @@ def ghost_layers(
             g, x = (torch.randn(size, generator=generator) for size in block.shape)
             way = torch.zeros(frame.kept)
             way[starts[i] : starts[i + 1]] = torch.outer(g / g.norm(), x / x.norm()).flatten()
-            own = (x / x.norm() / positions).expand(positions, -1)
-            found[i] = GhostLayer(module=module, x=own, way=way)
-    return found
+            inputs = (x / x.norm() / positions).expand(positions, -1)
+            layers[i] = GhostLayer(module=module, x=inputs, way=way)
+    return layers
 
 
 def as_ghost(layer: GhostLayer, rows: Float[Tensor, "batch kept"]) -> GhostGradients:
@@ -290,9 +290,9 @@ def output(
     members = range(setting.stated.members)
     if setting.stated.whole:
         zero = torch.zeros_like(rows[:1]) if len(rows) else torch.zeros(1, setting.frame.kept)
-        own = [rows[i : i + 1] if i < len(rows) else zero for i in members]
+        member_rows = [rows[i : i + 1] if i < len(rows) else zero for i in members]
         return joined(
-            [_update(setting, row[0], draw("noise", i), add) for i, row in enumerate(own)]
+            [_update(setting, row[0], draw("noise", i), add) for i, row in enumerate(member_rows)]
         )
     return joined(
         [_gradients(setting, rows if i == 0 else rows[:0], draw, i, add, inject) for i in members]
@@ -397,9 +397,9 @@ def outputs_of_pass(
     each takes its own step on its sum.
     """
     steps = []
-    for rows, own in zip(clients, streams, strict=True):
+    for rows, stream in zip(clients, streams, strict=True):
         step = _step_of(setting, rows)
-        draws = client_round.draws_of(setting.local, len(rows), own["sampler"])
+        draws = client_round.draws_of(setting.local, len(rows), stream["sampler"])
         drawn = client_round.next_batch(replace(step, draws=draws))
         steps.append(replace(step, draws=Drawn(positions=drawn)))
     slots = [one_pass.slot_of(setting.local, len(rows)) for rows in clients]
@@ -415,10 +415,10 @@ def outputs_of_pass(
                 local=setting.local,
                 num_examples=step.num_examples,
                 sampler=drawn,
-                noise=own["noise"],
+                noise=stream["noise"],
                 charge=lambda: None,
             ).cpu()
-            for step, drawn, own in zip(steps, sums, streams, strict=True)
+            for step, drawn, stream in zip(steps, sums, streams, strict=True)
         ]
 
 

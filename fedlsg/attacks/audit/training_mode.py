@@ -76,7 +76,7 @@ def clipped_rows(
     return torch.stack(rows).cpu() if rows else torch.zeros(0, observation.frame.kept)
 
 
-def look(
+def examine(
     observation: Observation,
     canaries: tuple[Batch, Tensor],
     rest: tuple[Batch, Tensor],
@@ -89,23 +89,19 @@ def look(
     holds what other canaries add along this one, too. ``included`` (m,) is in the last three
     numbers, and in nothing that a canary is scored by.
     """
-    own, others = (
-        clipped_rows(observation, *canaries).double(),
-        clipped_rows(observation, *rest).double(),
-    )
-    q, weights, std = (
-        observation.local.sample_rate,
-        step_weights(observation.local),
-        observation.noise_std,
-    )
+    of_canaries = clipped_rows(observation, *canaries).double()
+    others = clipped_rows(observation, *rest).double()
+    q, std = observation.local.sample_rate, observation.noise_std
+    weights = step_weights(observation.local)
     drift = q * sum(weights)
-    residual = observation.values.cpu().double() - drift * (others.sum(0) + own.sum(0) / 2)
-    lengths = own.norm(dim=1).clamp_min(1e-12)
-    way = drift * (own.mT @ (included.double() - 0.5))
-    present = torch.cat([others, own[included]]) @ way
+    expected_sum = drift * (others.sum(0) + of_canaries.sum(0) / 2)
+    residual = observation.values.cpu().double() - expected_sum
+    lengths = of_canaries.norm(dim=1).clamp_min(1e-12)
+    way = drift * (of_canaries.mT @ (included.double() - 0.5))
+    present = torch.cat([others, of_canaries[included]]) @ way
     drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
     return Payload(
-        components=(own @ residual) / lengths.square() + drift / 2,
+        components=(of_canaries @ residual) / lengths.square() + drift / 2,
         lengths=lengths,
         residual=residual / std,
         moved=float(way @ residual) / std**2,
@@ -114,22 +110,24 @@ def look(
     )
 
 
-def scored(rounds: Sequence[Payload], noise_std: float, sample_rate: float) -> Float[Tensor, " m"]:
+def canary_scores(
+    payloads: Sequence[Payload], noise_std: float, sample_rate: float
+) -> Float[Tensor, " m"]:
     """Log likelihood ratio of each canary of one client over all its payloads, of one local step
     each.
     """
-    components = torch.stack([one.components for one in rounds])
-    lengths = torch.stack([one.lengths for one in rounds])
+    components = torch.stack([payload.components for payload in payloads])
+    lengths = torch.stack([payload.lengths for payload in payloads])
     return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)
 
 
-def payload_checks(rounds: Sequence[Payload]) -> list[Check]:
+def payload_checks(payloads: Sequence[Payload]) -> list[Check]:
     """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or
     used twice.
     """
-    residuals = [one.residual.numpy() for one in rounds]
-    columns = np.array([(one.moved, one.expected, one.variance) for one in rounds]).reshape(-1, 3)
-    return [sensitivity(*columns.T), enough(residuals), unlike(residuals)]
+    residuals = [payload.residual.numpy() for payload in payloads]
+    columns = np.array([(p.moved, p.expected, p.variance) for p in payloads]).reshape(-1, 3)
+    return [sensitivity(*columns.T), noise_deviation(residuals), fresh_noise(residuals)]
 
 
 def sensitivity(
@@ -158,15 +156,15 @@ def sensitivity(
     )
 
 
-def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+def noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     """Payloads vary at least as much as their noise: whatever the sum is, its distance from any
     guess only grows.
 
     What the batches add hides missing noise: no power against half of it where it is as long as the
     noise or longer.
     """
-    squares = sum(float(np.square(one).sum()) for one in residuals)
-    count = sum(len(one) for one in residuals)
+    squares = sum(float(np.square(residual).sum()) for residual in residuals)
+    count = sum(map(len, residuals))
     says = (
         f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at "
         "least 1 is claimed"
@@ -176,7 +174,7 @@ def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     )
 
 
-def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+def fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     """No two of the last payloads are closer than fresh noise lets them be; those of equally many
     values are compared.
 
@@ -191,20 +189,20 @@ def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     """
     chosen = list(residuals)[-COMPARED:]
     groups = [
-        np.stack([one for one in chosen if len(one) == kept])
-        for kept in sorted({len(one) for one in chosen})
+        np.stack([residual for residual in chosen if len(residual) == kept])
+        for kept in sorted(set(map(len, chosen)))
     ]
     pairs = sum(len(rows) * (len(rows) - 1) // 2 for rows in groups)
     if not pairs:
         return Check(name="fresh noise", passed=True, says="no two payloads to compare")
-    found = [(nearest(rows), rows.shape[1]) for rows in groups if len(rows) > 1]
-    p = min(float(chi2.cdf(square, kept)) for square, kept in found) * 2 * pairs
-    apart = min(np.sqrt(square / kept) for square, kept in found)
+    least = [(nearest(rows), rows.shape[1]) for rows in groups if len(rows) > 1]
+    p = min(float(chi2.cdf(square, kept)) for square, kept in least) * 2 * pairs
+    apart = min(np.sqrt(square / kept) for square, kept in least)
     says = (
         f"the nearest of {pairs} pairs of payloads are {apart:.3f} noise deviations apart, about 1 "
         "is the least"
     )
-    if np.mean([np.square(one).mean() for one in chosen]) > MASKED:
+    if np.mean([np.square(residual).mean() for residual in chosen]) > MASKED:
         says += (
             "; no power here: what the batches add would keep payloads of the same noise as far "
             "apart"

@@ -118,7 +118,7 @@ def _record(
     counts = federations(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting, max(counts), generator)
-    found, moved, included = [], [], []
+    recorded, moved, included = [], [], []
     for series, count in enumerate(counts):
         inside = stream_of(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
@@ -133,13 +133,13 @@ def _record(
             )
         )
         components = along(outputs, clipped)
-        found.append(score(setting, components, clipped))
+        recorded.append(score(setting, components, clipped))
         moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
         included.append(inside)
-    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
+    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (recorded, moved, included))
     units = alike_units(setting)
-    one = make_canaries(setting, 1, generator)
-    equal = one.gradients.expand(units, -1)
+    canary = make_canaries(setting, 1, generator)
+    equal = canary.gradients.expand(units, -1)
     alike = values_of(rounds_of(setting, equal, "alike", seed, ALIKE_ROUNDS, tick))
     silent, grid = silence(setting, seed, tick)
     played = tuple(play(setting, game, seed, tick) for game in games)
@@ -151,7 +151,7 @@ def _record(
         grid=grid,
         alike=alike.numpy(),
         units=units,
-        way=one.clipped[0].numpy(),
+        way=canary.clipped[0].numpy(),
         games=played,
         count=counts_of(setting, seed, tick),
         paths=paths,
@@ -174,7 +174,9 @@ def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Ou
         outputs = rounds_of(setting, zeros, what, seed, times, tick)
         values[what] = values_of(outputs).numpy()
         if setting.sums is not None:
-            grids[what] = torch.stack([one.grid for one in outputs if one.grid is not None]).numpy()
+            grids[what] = torch.stack(
+                [output.grid for output in outputs if output.grid is not None]
+            ).numpy()
     return values, grids
 
 
@@ -194,7 +196,7 @@ def score(
 
 def values_of(outputs: list[Output]) -> Float[Tensor, "rounds kept"]:
     """The values of outputs, one a row."""
-    return torch.stack([one.values for one in outputs])
+    return torch.stack([output.values for output in outputs])
 
 
 def along(

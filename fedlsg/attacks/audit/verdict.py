@@ -160,7 +160,7 @@ def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
     significance.
     """
     level = SIGNIFICANCE / len(guesses)
-    bounds = [(one_run_epsilon(one, claim.delta, level), one) for one in guesses]
+    bounds = [(one_run_epsilon(of_share, claim.delta, level), of_share) for of_share in guesses]
     epsilon, best = max(bounds, key=lambda bound: bound[0])
     return Bound(epsilon=epsilon, refutes=epsilon > claim.epsilon, guesses=best)
 
@@ -184,20 +184,19 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
 
     def refuting(weakness: float) -> list[Guesses]:
         least, _ = curve(noise_at(weakness, claim))
-        return [one for one in guesses if f_dp_refuted(one, least, level)]
+        return [of_share for of_share in guesses if f_dp_refuted(of_share, least, level)]
 
     least, _ = curve(claim.noise_multiplier)
-    values = [f_dp_p_value(one, least) for one in guesses]
-    refutes = min(values) < level
+    p_values = [f_dp_p_value(of_share, least) for of_share in guesses]
+    refutes = min(p_values) < level
     weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST, tolerance=2e-3)
     best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
     # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of
     # the claim itself.
     epsilon = max(epsilon, claim.epsilon) if refutes else min(epsilon, claim.epsilon)
-    return Bound(
-        epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(guesses))
-    )
+    p_value = min(1.0, min(p_values) * len(guesses))
+    return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=p_value)
 
 
 def noise_at(weakness: float, claim: Claim) -> float:
@@ -219,15 +218,14 @@ def estimate(
         )
     area = auc(members, others)
     edge = 1 / (2 * len(members) * len(others))
-    areas = (min(max(x, edge), 1 - edge) for x in (area.low, area.value, area.high))
-    low, value, high = (max(0.0, float(np.sqrt(2) * ndtri(x))) for x in areas)
+    areas = np.clip([area.low, area.value, area.high], edge, 1 - edge)
+    low, value, high = (max(0.0, float(mu)) for mu in np.sqrt(2) * ndtri(areas))
     return Estimate(
         mu=Rate(value=value, low=low, high=high),
         epsilon=Rate(
-            **{
-                k: gaussian_epsilon(x, delta)
-                for k, x in {"value": value, "low": low, "high": high}.items()
-            }
+            value=gaussian_epsilon(value, delta),
+            low=gaussian_epsilon(low, delta),
+            high=gaussian_epsilon(high, delta),
         ),
     )
 

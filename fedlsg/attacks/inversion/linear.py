@@ -101,8 +101,8 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
         raise DoesNotApply(
             "L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)"
         )
-    found = ratio(layer.right, v)
-    x = frozen_columns(layer, found.x, g)
+    guess = ratio(layer.right, v)
+    x = frozen_columns(layer, guess.x, g)
     if layer.right.noise_std > 0:
         x = clamp(x, prior)
     unknown = int(x.isnan().sum())
@@ -111,7 +111,7 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
         if unknown
         else "v^T right / |v|^2"
     )
-    return Guess(inputs=x.reshape(1, *prior.shape), objective=found.residual, note=note)
+    return Guess(inputs=x.reshape(1, *prior.shape), objective=guess.residual, note=note)
 
 
 def frozen_columns(layer: ReceivedLayer, x: Values, g: Float[Tensor, " m"]) -> Values:
@@ -177,17 +177,17 @@ def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
 
     tried = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
     _, sign, power = min((off(sign, power), sign, power) for sign, power in tried)
-    found = minimize_scalar(
+    best = minimize_scalar(
         lambda p: off(sign, p),
         bounds=(power - STEP, power + STEP),
         method="bounded",
         options={"xatol": 1e-12},
     )
-    inputs = _scaled(start, sign, float(found.x)).to(guess.inputs)
+    inputs = _scaled(start, sign, float(best.x)).to(guess.inputs)
     return Guess(
         inputs=inputs,
         labels=target,
-        objective=float(found.fun),
+        objective=float(best.fun),
         note="direction exact, scale from a replay",
     )
 
@@ -249,9 +249,11 @@ def _check_signs(observation: Observation, classes: int) -> None:
         raise DoesNotApply(
             f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}"
         ) from error
-    own, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
+    diagonal, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
     if not bool(
-        (own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()
+        (diagonal < 0).all()
+        and (others >= 0).all()
+        and (others.amax(1) <= -diagonal * (1 + 1e-5)).all()
     ):
         raise DoesNotApply(
             "the gradient of this loss does not point to the label: label rules need cross-entropy"
@@ -283,12 +285,12 @@ def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> In
     judges = replays[-1:]
     if db is not None and dW.whole and layer.bias is not None:
         module: Any = observation.model.get_submodule(layer.path)
-        own = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
-        if own is not None:
-            replays.append(own)
+        equations_here = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
+        if equations_here is not None:
+            replays.append(equations_here)
             if observation.noise_std == 0 or prior.mean is None:
-                judges = [*judges, own]
-    candidates = [round_to(one.solve(), examples) for one in replays]
+                judges = [*judges, equations_here]
+    candidates = [round_to(equations.solve(), examples) for equations in replays]
     if db is not None:
         candidates.append(by_signs(db, examples))
     return nearest(candidates, judges)
@@ -307,7 +309,7 @@ def _equations(
     alone: Sequence[ReceivedLayer], layer: ReceivedLayer, *, bias_only: bool
 ) -> Equations:
     """What single examples of each class leave of the classifier, and what was received."""
-    of_class = torch.stack([_sent(one, bias_only) for one in alone], 1)
+    of_class = torch.stack([_sent(gradient, bias_only) for gradient in alone], 1)
     return Equations(of_class=of_class, received=_sent(layer, bias_only))
 
 
@@ -360,11 +362,11 @@ def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
         )
     db = torch.where(layer.bias.kept, layer.bias.values, torch.nan)
     if known.examples == 1:
-        found = ratio(layer.right, db)
+        guess = ratio(layer.right, db)
         return Guess(
-            inputs=found.x.unsqueeze(0),
+            inputs=guess.x.unsqueeze(0),
             labels=labels,
-            objective=found.residual,
+            objective=guess.residual,
             note="dW^T db / |db|^2",
         )
     rows = [_row(layer.right, db, int(label)) for label in labels]

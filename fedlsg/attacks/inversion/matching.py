@@ -251,21 +251,21 @@ def match(
     )
     distance = objective(observation, distance=attack.distance, compare=attack.compare)
     energy = partial(_energy, attack, prior, pixels, distance)
-    found = search(
+    minimum = search(
         observation,
         attack,
         partial(_minimum, attack, pixels, energy, generator),
         pixels.split,
         progress,
     )
-    inputs, targets = pixels.split(found.point)
+    inputs, targets = pixels.split(minimum.point)
     labels = targets if knowledge.labels is not None else targets.argmax(1)
     return Guess(
         inputs=inputs.cpu(),
         labels=labels.cpu(),
-        objective=found.objective,
-        unexplained=found.unexplained,
-        note=_note(attack, knowledge, len(inputs), found.restarts),
+        objective=minimum.objective,
+        unexplained=minimum.unexplained,
+        note=_note(attack, knowledge, len(inputs), minimum.restarts),
     )
 
 

@@ -168,20 +168,20 @@ def prior_from(
     if len(images) < 2:
         raise ValueError(f"expected two public images or more, got {len(images)}")
     flat = images.detach().double().cpu().flatten(1)
-    mean, own = flat.mean(0), flat.mean(0)
+    mean, class_mean = flat.mean(0), flat.mean(0)
     if labels is not None:
         counts = torch.bincount(labels.cpu())
         if bool((counts == 0).any()):
             raise ValueError(f"expected public images of every class, got counts {counts.tolist()}")
         mean = torch.stack([flat[labels.cpu() == c].mean(0) for c in range(len(counts))])
-        own = mean[labels.cpu()]
+        class_mean = mean[labels.cpu()]
     shape = tuple(images.shape[1:])
     return Prior(
         shape=shape,
         low=low,
         high=high,
         mean=mean.reshape(*mean.shape[:-1], *shape),
-        spread=spread_of(flat - own),
+        spread=spread_of(flat - class_mean),
     )
 
 

@@ -117,15 +117,16 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
         keys, bias = ((up, "dense"), (down, "dense")), f"{prefix}base.bias"
     elif isinstance(module, nn.Linear):
         weight = f"{prefix}weight"
-        own = next((c for c in observation.frame.coordinates if c.name == weight), None)
-        if own is not None and own.carried and own.form is not TANGENT:
+        coordinates = next((c for c in observation.frame.coordinates if c.name == weight), None)
+        if coordinates is not None and coordinates.carried and coordinates.form is not TANGENT:
             raise DoesNotApply(
-                f"{weight} was sent in the form {own.form.name!r}: closed forms need L^T G X^T"
+                f"{weight} was sent in the form {coordinates.form.name!r}: closed forms need "
+                "L^T G X^T"
             )
         L, R = (
             (None, None)
-            if own is None or own.L is None or own.R is None
-            else (own.L.double(), own.R.double())
+            if coordinates is None or coordinates.L is None or coordinates.R is None
+            else (coordinates.L.double(), coordinates.R.double())
         )
         keys = (
             ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))
@@ -166,13 +167,13 @@ def received_first_layer(observation: Observation, size: int) -> ReceivedLayer:
 
 
 def _received(observation: Observation, key: tuple[str, str]) -> Received | None:
-    found = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
-    if not found:
+    blocks = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
+    if not blocks:
         return None
     values, kept = observation.blocks[key].double(), observation.kept[key]
     if values.ndim == 3:
         values, kept = values.flatten(1), kept.flatten(1)
-    return Received(values=values, kept=kept, noise_std=observation.noise_std / found[0].weight)
+    return Received(values=values, kept=kept, noise_std=observation.noise_std / blocks[0].weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,6 +212,6 @@ def direction(right: Received) -> tuple[Float[Tensor, " n"], float]:
     for _ in range(1 if right.all_or_none(0) else SWEEPS):
         v = ratio(right.mT, ratio(right, v).x).x
         v = v / v.nan_to_num(0.0).norm()
-    found = ratio(right, v)
-    x = torch.where(right.kept.any(0), found.x, torch.nan)
-    return x / x.nan_to_num(0.0).norm(), found.residual
+    fit = ratio(right, v)
+    x = torch.where(right.kept.any(0), fit.x, torch.nan)
+    return x / x.nan_to_num(0.0).norm(), fit.residual

@@ -79,15 +79,15 @@ def relu_batch(
             f"what was received has rank {batch}, not {known.examples} as the batch: examples are "
             "repeated, their gradient vanishes, or they are more than the carriers have rank"
         )
-    found: list[Guess] = []
+    guesses: list[Guess] = []
 
     def explains(A: Tensor) -> bool:
-        found.append(_guess(observation, layer, prior, P @ A, rows, near))
-        objective = found[-1].objective
+        guesses.append(_guess(observation, layer, prior, P @ A, rows, near))
+        objective = guesses[-1].objective
         return objective is not None and objective < 100 * near.zero
 
     sparse_columns(P, generator, near, explains)
-    return min(found, key=lambda guess: guess.objective or 0.0)
+    return min(guesses, key=lambda guess: guess.objective or 0.0)
 
 
 def _guess(

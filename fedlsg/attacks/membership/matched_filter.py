@@ -65,11 +65,11 @@ def sum_rounds(rounds: Iterable[SeenRound]) -> Float[Tensor, " candidates"]:
     """
     score = energy = torch.zeros((), dtype=torch.float64)
     noisy = set()
-    for one in rounds:
-        noisy.add(one.noise_std > 0)
-        weight = one.noise_std**-2 if one.noise_std > 0 else 1.0
-        G = one.gradients.double()
-        score = score + weight * (G @ one.received.double())
+    for filtered in rounds:
+        noisy.add(filtered.noise_std > 0)
+        weight = filtered.noise_std**-2 if filtered.noise_std > 0 else 1.0
+        G = filtered.gradients.double()
+        score = score + weight * (G @ filtered.received.double())
         energy = energy + weight * G.square().sum(1)
     if len(noisy) != 1:
         raise ValueError(

@@ -57,8 +57,8 @@ class ProbeSource:
 
     def inputs(self, count: int, generator: torch.Generator) -> Any:
         """``count`` inputs without targets. Raises as ``drawn``."""
-        found = self.drawn(count, generator)
-        return found[0] if isinstance(found, tuple) else found
+        inputs = self.drawn(count, generator)
+        return inputs[0] if isinstance(inputs, tuple) else inputs
 
     def batch(
         self, model: nn.Module, count: int, *, trained: bool, generator: torch.Generator
@@ -173,8 +173,8 @@ class Probe(Carrier):
 
     def sizes(self, W: Tensor) -> Sizes:
         """With the rank of either side."""
-        found: Sizes = self.form.sizes(W, self.rank, self.out_rank)
-        return found
+        sizes: Sizes = self.form.sizes(W, self.rank, self.out_rank)
+        return sizes
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
         """All parameters, where they are embedded."""

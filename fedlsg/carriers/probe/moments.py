@@ -202,7 +202,7 @@ def second_moments(
     """
     frame = dense_frame(model)
     checked = check(model, frame)
-    found = {name: _zeros(W) for name, W in checked.items() if name in carried}
+    moments = {name: _zeros(W) for name, W in checked.items() if name in carried}
     count, start, size, used = batch_size(inputs, targets), 0, FIRST, 0
     while start < count:
         x, y = (part_of(batch, start, start + size) for batch in (inputs, targets))
@@ -213,14 +213,14 @@ def second_moments(
         del gradients
         start += size
         size = _size(named.values())
-        used += _add(found, named)
+        used += _add(moments, named)
     if not used:
         raise ValueError(
             f"none of the {count} probes has a finite gradient other than zero: the carriers would "
             "be arbitrary; check the weights (did training diverge?), the probe's inputs and the "
             "loss"
         )
-    return found
+    return moments
 
 
 def dense_frame(model: nn.Module) -> Frame:

@@ -104,10 +104,12 @@ def _paint(count: int, shape: Shape, generator: torch.Generator) -> Float[Tensor
         reach *= 2
         chosen = ((squared < reach**2) & (squared >= (reach / 2) ** 2)).nonzero().squeeze(1)
         for square in (0, 1):
-            some = chosen[chosen % 2 == square]
-            turned = turns[some] if square else None
-            covered, which = _covered(centres[some], squared[some], turned, reach, (height, width))
-            image, layer = some[which] // leaves, some[which] % leaves
+            images = chosen[chosen % 2 == square]
+            turned = turns[images] if square else None
+            covered, which = _covered(
+                centres[images], squared[images], turned, reach, (height, width)
+            )
+            image, layer = images[which] // leaves, images[which] % leaves
             top.scatter_reduce_(0, image * pixels + covered, layer + 1, "amax")
     index = top.view(count, 1, pixels).expand(-1, channels, -1)
     return colours.gather(2, index).view(count, *shape)

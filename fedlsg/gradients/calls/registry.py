@@ -231,13 +231,16 @@ def kind_of(module: nn.Module) -> Kind | None:
     """How a module's gradients are found from its call; None for formulas of ``LAYERS``, uses, and
     no parameters.
     """
-    own = type(module)
-    if own in _registered:
-        return Kind(gradients=_registered[own], by_torch_func=_registered[own] is by_torch_func)
+    layer_type = type(module)
+    if layer_type in _registered:
+        return Kind(
+            gradients=_registered[layer_type],
+            by_torch_func=_registered[layer_type] is by_torch_func,
+        )
     if has_formulas(module):
         return None
-    if (found := BUILT_IN.get(own)) is not None and "forward" not in vars(module):
-        return found
+    if (kind := BUILT_IN.get(layer_type)) is not None and "forward" not in vars(module):
+        return kind
     return _without_formula(module) if module._parameters or is_parametrized(module) else None
 
 
@@ -245,20 +248,20 @@ def _without_formula(module: nn.Module) -> Kind | None:
     """torch.func, for layers of torch without an entry above, subclasses, and layers with
     parametrized weights.
     """
-    own: Any = type(module)
+    layer_type: Any = type(module)
     if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(
         p.requires_grad for p in module.parameters()
     ):
         return None
     if isinstance(module, OWN_AXES):
-        base: Any = next(kind for kind in own.__mro__ if kind in BUILT_IN)
+        base: Any = next(kind for kind in layer_type.__mro__ if kind in BUILT_IN)
         return (
             BUILT_IN[base]
-            if own.forward is base.forward and "forward" not in vars(module)
+            if layer_type.forward is base.forward and "forward" not in vars(module)
             else None
         )
     known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
-    return GENERAL if known or own.__module__.startswith("torch.nn.") else None
+    return GENERAL if known or layer_type.__module__.startswith("torch.nn.") else None
 
 
 _Type = type
@@ -311,13 +314,13 @@ def _by_layers(module: nn.Module, seen: set[int]) -> bool:
     """Whether all parameters are by layers, and none is shared: the answer for most models, in
     little time.
     """
-    own, children = module._parameters, module._modules
-    if not own and not children:
+    parameters, children = module._parameters, module._modules
+    if not parameters and not children:
         return True
     by_formulas = has_formulas(module)
     if not by_formulas and kind_of(module) is not None:
         return False
-    for p in own.values():
+    for p in parameters.values():
         if p is not None and p.requires_grad:
             if not by_formulas or id(p) in seen:
                 return False

@@ -124,9 +124,9 @@ def _runs(
     ``axes``.
     """
     seen = []
-    for some in (*((scale,) for scale in scales), scales):
-        with _Reads(some, axes) as reads, _inputs(model) as inputs:
-            run(some)
+    for factors in (*((scale,) for scale in scales), scales):
+        with _Reads(factors, axes) as reads, _inputs(model) as inputs:
+            run(factors)
         seen.append((reads, inputs))
     return seen
 
@@ -144,7 +144,7 @@ def _axes(reads: list[list[Tensor]], *, flat: bool) -> Axes:
     """The axis in each read: of the runs over one example each, and of that over all; FLAT only if
     that is ``flat``.
     """
-    return tuple(_axis(one, many, flat=flat) for *one, many in zip(*reads, strict=False))
+    return tuple(_axis(of_one, many, flat=flat) for *of_one, many in zip(*reads, strict=False))
 
 
 def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
@@ -264,18 +264,18 @@ def _inputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """The first inputs of all layers whose formulas take examples in other places, by path, call
     after call.
     """
-    found: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
     handles = []
     for path, module in model.named_modules():
         kind = kind_of(module)
         if has_formulas(module) or (kind is not None and kind.positions):
 
             def note(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                found.setdefault(path, []).append((args[0] if args else kwargs["input"]).detach())
+                inputs.setdefault(path, []).append((args[0] if args else kwargs["input"]).detach())
 
             handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
-        yield found
+        yield inputs
     finally:
         for handle in handles:
             handle.remove()

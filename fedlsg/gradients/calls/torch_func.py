@@ -111,16 +111,16 @@ def by_torch_func(
         arguments = map_tensors(lambda _: next(alone), inputs)
 
         def outputs(own: Mapping[str, Tensor]) -> list[Tensor]:
-            found = functional_call(
+            output = functional_call(
                 _Caller(module, call), {f"module.{k}": p for k, p in own.items()}, arguments
             )
-            return [t for t in tensors_in(found) if t.is_floating_point()]
+            return [t for t in tensors_in(output) if t.is_floating_point()]
 
         pull_back = vjp(outputs, parameters)[1]
-        found: dict[str, Tensor] = pull_back(
+        gradients: dict[str, Tensor] = pull_back(
             [t.unsqueeze(a or 0) for t, a in zip(cotangents, back, strict=True)]
         )[0]
-        return found
+        return gradients
 
     # vmap would loop over the fused kernels
     with _without_hooks(module), sdpa_kernel(SDPBackend.MATH):

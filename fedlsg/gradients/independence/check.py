@@ -218,22 +218,22 @@ class Check:
         versions = {name: p._version for name, p in frozen.items()}
         outcomes = self.outcomes()
         again = self.subject.run([row], ones(1))
-        if (found := self.difference(again)) is not None:
+        if (difference := self.difference(again)) is not None:
             fresh = replace(self, subject=replace(self.make(), draws=self.subject.draws))
             message = "depends on earlier batches: an example alone gives another {} after them"
-            self.name(again, *found, message, fresh)
+            self.name(again, *difference, message, fresh)
         now = dict(model.named_buffers())
         changed = [name for name, b in buffers.items() if not same_numbers(now.get(name, b), b)]
         changed += [name for name, p in frozen.items() if p._version != versions[name]]
         for name in changed:
-            path, _, own = name.rpartition(".")
-            what = f"{'frozen parameter' if name in frozen else 'buffer'} {own}"
+            path, _, attribute = name.rpartition(".")
+            what = f"{'frozen parameter' if name in frozen else 'buffer'} {attribute}"
             self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches")
         for outcome in outcomes:
-            if (found := self.difference(outcome)) is not None:
+            if (difference := self.difference(outcome)) is not None:
                 size = len(outcome.members)
                 message = f"mixes examples: in a batch of {size} one has another {{}} than alone"
-                self.name(outcome, *found, message if size > 1 else WRONG, self)
+                self.name(outcome, *difference, message if size > 1 else WRONG, self)
 
     def outcomes(self) -> list[Outcome]:
         """The passes of all companies; then there were ``CALLS`` calls, if these are cheap."""
@@ -243,11 +243,11 @@ class Check:
         with suppress(Exception):  # what a step finds out once about a model draws, too
             subject.run(rows[:1], ones(1), private=self.level == "checked")
         del subject.draws.first[recorded:]
-        found = [self.together(members) for members in self.companies(work)]
-        calls = min(self.calls - len(self.alone) - len(found), 8 * WORK // work)
+        outcomes = [self.together(members) for members in self.companies(work)]
+        calls = min(self.calls - len(self.alone) - len(outcomes), 8 * WORK // work)
         with suppress(Exception):
             subject.run(rows, ones(len(rows)), times=max(1, calls))
-        return [outcome for outcome in found if outcome is not None]
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def companies(self, work: int) -> Iterator[Sequence[int]]:
         """The rows of each batch; ``work`` is that of one example."""
@@ -361,8 +361,8 @@ class Check:
                 self.fail(now.around[key], message.format(f"input of its layer {key[0]}"))
             if key is not None:
                 number = now.forward[key].ndim == 0
-                one = " of shape (), one number for all examples," if number else ""
-                self.fail(key[0], message.format(f"output{one}"))
+                shape_words = " of shape (), one number for all examples," if number else ""
+                self.fail(key[0], message.format(f"output{shape_words}"))
         if not what.startswith("gradient"):
             self.fail(None if what == "loss" else "", message.format(what))
         for place, trace in alone.items():

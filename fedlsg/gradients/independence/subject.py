@@ -112,8 +112,8 @@ class Subject:
                     losses = losses_of(self.model, loss, *batch, FLOAT32, batch=size, like=p)
                 gradient = self._gradient(losses, weights)
         outputs, losses = kept[-1]
-        own = [t.detach().cpu() for t in tensors_in(outputs) if t.is_floating_point()]
-        rows = [t.flatten(1) for t in own if t.shape[:1] == losses.shape and t.ndim > 1]
+        values = [t.detach().cpu() for t in tensors_in(outputs) if t.is_floating_point()]
+        rows = [t.flatten(1) for t in values if t.shape[:1] == losses.shape and t.ndim > 1]
         return Outcome(
             members=members,
             losses=losses.detach().double().cpu(),
@@ -128,13 +128,15 @@ class Subject:
         """The gradient of a weighted sum in the coordinates of the frame."""
         if others := untrained_leaves(losses, self.model, self.original):
             raise UnsupportedLayerError(others)
-        own = trainable(self.model)
-        gradients: dict[str, Tensor | None] = dict.fromkeys(own)
+        parameters = trainable(self.model)
+        gradients: dict[str, Tensor | None] = dict.fromkeys(parameters)
         if losses.requires_grad:
             total = losses @ weights.to(losses)
-            found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
-            gradients = dict(zip(own, found, strict=True))
-        zeros = {name: torch.zeros_like(own[name]) for name, g in gradients.items() if g is None}
+            parts = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+            gradients = dict(zip(parameters, parts, strict=True))
+        zeros = {
+            name: torch.zeros_like(parameters[name]) for name, g in gradients.items() if g is None
+        }
         dense = {name: g.to_dense() for name, g in gradients.items() if g is not None}
         return self.frame.project(zeros | dense)
 

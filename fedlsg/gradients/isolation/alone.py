@@ -36,9 +36,9 @@ def gradients_of_rows(given: Given) -> list[Tensor]:
                 )
             del losses, inputs, targets  # what the graph keeps is freed, and code may run then
             put_back()
-            of = dict(zip(parameters, gradients, strict=True))
+            by_name = dict(zip(parameters, gradients, strict=True))
             for coordinates in frame.coordinates:
-                if (gradient := of[coordinates.name]) is None:
+                if (gradient := by_name[coordinates.name]) is None:
                     continue
                 for position, kept in kept_of_whole(frame, coordinates, gradient.unsqueeze(0)):
                     blocks[position][row] = kept.flatten()

@@ -54,8 +54,8 @@ def for_each_example(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refuse_own(*things: Any) -> None:
     for thing in things:
-        if own := own_code(thing):
-            raise RuntimeError(f"under vmap this would see all examples: {own}")
+        if code := own_code(thing):
+            raise RuntimeError(f"under vmap this would see all examples: {code}")
 
 
 def _rule(**given: Any) -> Any:
@@ -126,11 +126,11 @@ def refuse_process() -> None:
     for thing in around:
         if type(thing) is DeviceContext:  # torch.set_default_device, on in every pass
             continue
-        if own := own_code(thing):
+        if code := own_code(thing):
             raise ValueError(
-                f"{own}: a mode of torch, hooks on saved tensors, or a function of sys.settrace or "
-                "sys.setprofile, that are on around the step see all examples at once; leave them "
-                "before the step"
+                f"{code}: a mode of torch, hooks on saved tensors, or a function of sys.settrace "
+                "or sys.setprofile, that are on around the step see all examples at once; leave "
+                "them before the step"
             )
 
 

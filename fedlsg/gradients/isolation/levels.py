@@ -39,10 +39,10 @@ def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
 
     At ``rows`` always, with the reason; else nothing up to twice.
     """
-    said = ["one pass for each example"] if level == "rows" else []
+    reasons = ["one pass for each example"] if level == "rows" else []
     if factor is not None and factor > SLOW:
-        said.append(
+        reasons.append(
             f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own "
             "code as far as one check on made-up rows goes"
         )
-    return "; ".join(filter(None, [", ".join(said), reason]))
+    return "; ".join(filter(None, [", ".join(reasons), reason]))

@@ -91,8 +91,8 @@ class SharedDrawError(RuntimeError):
 
 def _states(generators: list[Any]) -> tuple[Any, ...]:
     """What tells whether a number was drawn, by python, numpy or these generators."""
-    own = [g.get_state().tolist() if isinstance(g, torch.Generator) else g for g in generators]
-    return (*states_of_python(), pickle.dumps(own), unseeded())
+    states = [g.get_state().tolist() if isinstance(g, torch.Generator) else g for g in generators]
+    return (*states_of_python(), pickle.dumps(states), unseeded())
 
 
 def states_of_python() -> tuple[Any, ...]:

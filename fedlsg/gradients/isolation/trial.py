@@ -131,12 +131,12 @@ def seconds_at(seconds: Callable[[int], float], most: int) -> float:
     """The time of a pass over ``most`` examples: measured, or, where fewer take ``LONG``, on the
     line through the last two sizes.
     """
-    size, found, slope = 1, seconds(1), 0.0
-    while size < most and (found < LONG or size == 1):
-        fewer, before, size = size, found, min(GROWS * size, most)
-        found = seconds(size)
-        slope = max(0.0, found - before) / (size - fewer)
-    return found + slope * max(0, most - size)
+    size, taken, slope = 1, seconds(1), 0.0
+    while size < most and (taken < LONG or size == 1):
+        fewer, before, size = size, taken, min(GROWS * size, most)
+        taken = seconds(size)
+        slope = max(0.0, taken - before) / (size - fewer)
+    return taken + slope * max(0, most - size)
 
 
 def _seconds(

@@ -85,10 +85,10 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
             raise ReadElsewhereError(names)
         with outside() as level:
             batch = partial(of_batch, level=level, size=step.batch)
-            made = _on_batch(
+            result = _on_batch(
                 step, layer, names, map_tensors(batch, args), map_tensors(batch, kwargs)
             )
-            return map_tensors(partial(of_example, level=level), made)
+            return map_tensors(partial(of_example, level=level), result)
 
     return forward
 
@@ -135,8 +135,8 @@ def has_batch_of_one(module: nn.Module, example: torch.Size) -> bool | None:
 
 def _watched(step: Pass, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> Tensor:
     if isinstance(layer, Layer):
-        made = step.on_output(layer, layer.module, (x,), {}, output)
-        return output if made is None else made
+        watched = step.on_output(layer, layer.module, (x,), {}, output)
+        return output if watched is None else watched
     called: Tensor = _watched_call(step, layer, (x.detach(),), output)
     return called
 
@@ -177,7 +177,7 @@ def _recurrent(step: Pass, layer: CallLayer, x: Tensor, hx: Any = None) -> Any:
 
 def copied_places(prepared: Prepared) -> dict[str, list[Place]]:
     """Parameters that are copied for each example, with the modules that own them."""
-    places = {name: list(found) for name, found in prepared.ways.uses.items()}
+    places = {name: list(of_name) for name, of_name in prepared.ways.uses.items()}
     for call in prepared.calls:
         if type(call.module) not in CALLS:
             for inner, slot in call.slots.items():
@@ -190,7 +190,7 @@ def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]
     """Other parameters of known layers of which one is copied: such a layer does not run on the
     batch.
     """
-    copied = {id(module) for found in places.values() for module, _ in found}
+    copied = {id(module) for of_name in places.values() for module, _ in of_name}
     known: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
     layers = [layer for layer in known if id(layer.module) in copied]
     return {slot.block.parameter for layer in layers for slot in slots_of(layer)} - places.keys()
@@ -203,12 +203,12 @@ def own_copies(places: Mapping[str, list[Place]], batch: int) -> Iterator[dict[s
     """
     saved = [
         (module, name, module._parameters[name])
-        for found in places.values()
-        for module, name in found
+        for of_name in places.values()
+        for module, name in of_name
     ]
     copies = {}
-    for name, found in places.items():
-        p = found[0][0]._parameters[found[0][1]]
+    for name, of_name in places.items():
+        p = of_name[0][0]._parameters[of_name[0][1]]
         assert p is not None
         copies[name] = p.detach().expand(batch, *p.shape).requires_grad_()
     try:
@@ -314,8 +314,8 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         torch.cat([torch.zeros_like(t[:1]) if g is None else g for g in of_rows])
         for t, of_rows in zip(tensors, zip(*gradients, strict=True), strict=True)
     ]
-    made: Tensor = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
-    return made
+    total: Tensor = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+    return total
 
 
 class _WithSlopes(torch.autograd.Function):

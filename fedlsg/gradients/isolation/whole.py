@@ -23,10 +23,10 @@ def kept_of_whole(
     if c.L is not None and c.R is not None:
         sent = [c.form.project(flatten_kernel(g), c.L, c.R) for g in gradients]
         parts = {
-            part: torch.stack(list(of))
-            for part, of in zip(c.parts, zip(*sent, strict=True), strict=True)
+            part: torch.stack(list(copies))
+            for part, copies in zip(c.parts, zip(*sent, strict=True), strict=True)
         }
     for position, block in enumerate(frame.blocks):
         if block.parameter == c.name:
-            found = parts[block.part].reshape(count, *(block.shape or (1,)))
-            yield position, kept_values(found, block.keep)
+            values = parts[block.part].reshape(count, *(block.shape or (1,)))
+            yield position, kept_values(values, block.keep)

@@ -79,8 +79,8 @@ class Codec(ABC):
 
         Raises ValueError for a value out of range.
         """
-        own = {name: given[name] for name in self.settings if given.get(name) is not None}
-        return replace(self, **own)
+        values = {name: given[name] for name in self.settings if given.get(name) is not None}
+        return replace(self, **values)
 
     @property
     def added_variance(self) -> float:
@@ -185,9 +185,9 @@ def all_codecs() -> Mapping[str, Codec]:
     Raises ValueError for two codecs of one name or one wire id: a receiver could not distinguish
     their payloads.
     """
-    found = [module.CODEC for module in _files()]
+    codecs = [module.CODEC for module in _files()]
     by_name, by_id = dict[str, Codec](), dict[int, Codec]()
-    for codec in sorted(found, key=lambda codec: codec.wire_id):
+    for codec in sorted(codecs, key=lambda codec: codec.wire_id):
         for other in (
             by_name.setdefault(codec.name, codec),
             by_id.setdefault(codec.wire_id, codec),

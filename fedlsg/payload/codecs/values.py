@@ -170,11 +170,11 @@ def _groups(
     order = np.argsort(keys, kind="stable")
     counts = np.bincount(keys, minlength=1)
     ends = np.cumsum(counts)
-    found = [
+    groups = [
         (*divmod(int(key), CLASSES), int(ends[key] - counts[key]), int(ends[key]))
         for key in counts.nonzero()[0]
     ]
-    return order, found
+    return order, groups
 
 
 def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes:

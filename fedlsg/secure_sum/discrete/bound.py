@@ -85,11 +85,11 @@ def rounding_ripple(rounding: float, deviation: float) -> float:
         raise ValueError(
             f"expected {rounding=} below the deviation of the sum: nothing is left for the Gaussian"
         )
-    own = ripple(rounding)
-    if own >= 1:
+    one_ripple = ripple(rounding)
+    if one_ripple >= 1:
         return math.inf
     averaged = ripple(rounding * math.sqrt(2 - (rounding / deviation) ** 2) * (1 - 1e-14))
-    return (averaged + own**2 / (1 - own)) * ROUNDED_UP
+    return (averaged + one_ripple**2 / (1 - one_ripple)) * ROUNDED_UP
 
 
 def log_ratio(deviations: Sequence[float], rounding: float) -> float:

@@ -231,9 +231,9 @@ def rotate(values: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float6
     """
     p = _checked_window(values, signs)
     rotated = values.detach().cpu().double()
-    for first, own in _windows(len(values), p, signs):
+    for first, window_signs in _windows(len(values), p, signs):
         rotated = rotated.clone()
-        rotated[first : first + p] = hadamard(rotated[first : first + p] * own)
+        rotated[first : first + p] = hadamard(rotated[first : first + p] * window_signs)
     return rotated
 
 
@@ -241,9 +241,9 @@ def unrotate(rotated: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Flo
     """The inverse of ``rotate``: H is its own inverse, and so are the signs."""
     p = _checked_window(rotated, signs)
     values = rotated.detach().cpu().double()
-    for first, own in reversed(_windows(len(rotated), p, signs)):
+    for first, window_signs in reversed(_windows(len(rotated), p, signs)):
         values = values.clone()
-        values[first : first + p] = hadamard(values[first : first + p]) * own
+        values[first : first + p] = hadamard(values[first : first + p]) * window_signs
     return values
 
 

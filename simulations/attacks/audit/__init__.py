@@ -22,7 +22,7 @@ from fedlsg.config.units import EXAMPLE
 from fedlsg.privacy import SERVER
 from fedlsg.simulations.inspection import Subject, subject_of_run, subject_of_settings
 from fedlsg.simulations.planning.advice import schedule_of, stated_of
-from fedlsg.simulations.planning.plan import client_terms, events_of
+from fedlsg.simulations.planning.client_noise import client_terms, events_of
 from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.participation import adaptive_clip
@@ -180,7 +180,7 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
     terms = client_terms(base)
     spent: list[tuple[float, int, Event]] = []
     reproducible, charges = base.settings.reproducible, directory.charges
-    for client in [SERVER] if base.draws_in_secret else range(len(terms)):
+    for client in [SERVER] if base.unit.at_server else range(len(terms)):
         reproducible = reproducible or charges.of(client).reproducible
         if events := charges.of(client).events():
             event = training_event(events)
@@ -199,9 +199,13 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
     stated = stated_of(
         base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps
     )
-    own = terms[0 if client == SERVER else client]
+    client_terms_here = terms[0 if client == SERVER else client]
     return Audited(
-        subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible
+        subject=subject,
+        terms=client_terms_here,
+        stated=stated,
+        source=source,
+        reproducible=reproducible,
     )
 
 
@@ -266,8 +270,8 @@ def threats(audited: Audited, mode: str) -> str:
     stated, unit = audited.stated, audited.subject.base.unit
     expected = EXPECTED.format(reader=stated.reader)
     if unit.persons:
-        said = THREATS[stated.trust, EXAMPLE.name].replace(
+        threat = THREATS[stated.trust, EXAMPLE.name].replace(
             "which are examples", f"which are persons ({unit.name}) with {ROWS_OF_PERSON} rows each"
         )
-        return f"{said} {expected}"
+        return f"{threat} {expected}"
     return f"{THREATS[stated.trust, stated.unit]} {expected}"

@@ -105,10 +105,10 @@ def audit_command(
     data = json_text(report, indent=2, not_finite=str)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
-    made = page(
+    report_page = page(
         verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings))
     )
-    write_private(path.parent, {path.name: data, html.name: made.encode()})
+    write_private(path.parent, {path.name: data, html.name: report_page.encode()})
     if report["not_covered"]:
         print_line(f"not covered: {', '.join(report['not_covered'])}", console, "yellow")
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
@@ -273,8 +273,8 @@ CAPTION = (
 def headline(verdict: Verdict) -> str:
     """The verdict, the claim and the best lower bound."""
     claim, best = verdict.claim, _best(verdict)
-    found = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
-    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {found}"
+    bound = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
+    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {bound}"
     if verdict.falsified:
         return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
     return f"Not falsified: {claimed}. That does not verify the claim."
@@ -334,7 +334,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
     claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
     passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
     refuted = verdict.one_run.refutes or verdict.f_dp.refutes
-    said = "above the claim: refuted" if refuted else "does not refute the claim"
+    against = "above the claim: refuted" if refuted else "does not refute the claim"
     return Tiles(
         tiles=(
             Tile(
@@ -345,7 +345,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
             Tile(
                 name="measured: at least",
                 value=f"{best:.3f}",
-                note=said,
+                note=against,
                 style="bad" if refuted else "good",
             ),
             Tile(

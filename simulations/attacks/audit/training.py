@@ -20,14 +20,15 @@ from torch import Tensor
 from fedlsg.attacks.audit.coverage import counted
 from fedlsg.attacks.audit.noise_checks import Check
 from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
+from fedlsg.attacks.audit.training_mode import Payload, canary_scores, examine, payload_checks
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.simulations.attacks.audit import Audited
 from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.inspection import run_in_scratch
-from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import count_bar
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged
@@ -183,13 +184,13 @@ def audit_training(
     """Run with canaries, score every payload, judge; also how many canaries there were, of which
     kind, and how often each path ran.
     """
-    found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
+    scores = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
         return (
-            judge(found.scores, found.included, audited.claim, found.checks),
-            found.canaries,
-            found.kind,
-            found.paths,
+            judge(scores.scores, scores.included, audited.claim, scores.checks),
+            scores.canaries,
+            scores.kind,
+            scores.paths,
         )
 
 
@@ -238,10 +239,10 @@ def settings_of(settings: Settings, seed: int | None) -> Settings:
     """The same on the local engine with recorded updates; with a ``seed``, everything in it
     repeats.
     """
-    made = replace(
+    changed = replace(
         settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6
     )
-    return made if seed is None else replace(made, seed=seed, reproducible=True)
+    return changed if seed is None else replace(changed, seed=seed, reproducible=True)
 
 
 def check(plan: Plan) -> None:
@@ -263,12 +264,12 @@ def check(plan: Plan) -> None:
     if (
         not plan.method.carrier.adds_up
         or plan.method.prune.reads_data
-        or not plan.codec.known_noise
+        or not plan.uplink.codec.known_noise
     ):
         raise ValueError(
             f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit"
         )
-    if plan.augment is not None:
+    if plan.rows.augment is not None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 
 
@@ -283,7 +284,7 @@ def scores_of(
             payloads, std = payloads_of(record, client, inserted, tick)
             rounds += payloads
             if payloads:
-                scores.append(scored(payloads, std, record.base.local.sample_rate))
+                scores.append(canary_scores(payloads, std, record.base.local.sample_rate))
                 included.append(inserted.included[inserted.clients == client])
     return Found(
         scores=torch.cat(scores).numpy(),
@@ -307,7 +308,7 @@ def payloads_of(
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
             observation = record.observation(round, client).to(record.base.device)
-            payloads.append(look(observation, train.batch(canaries), rest, included))
+            payloads.append(examine(observation, train.batch(canaries), rest, included))
             std = observation.noise_std
             tick()
     return payloads, std

@@ -77,9 +77,9 @@ from fedlsg.simulations.report.terminal import (
 from fedlsg.simulations.report.words import duration
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import refuse_groups, refuse_shuffled
 from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.examined import STATE
 from fedlsg.simulations.storage.run_directory import RunDir
 
@@ -142,14 +142,14 @@ def membership_command(
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
         own = {} if run is None else scores_on_run(run, plan, seed)
-        found = attack(models, seed=seed, more=len(own))
+        successes = attack(models, seed=seed, more=len(own))
         report = Report(
             settings=plan.settings,
             models=models,
-            found=found,
+            found=successes,
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
-            own=own_attacks(own, attacks=len(found) + len(own), seed=seed),
+            own=own_attacks(own, attacks=len(successes) + len(own), seed=seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),
@@ -189,14 +189,14 @@ def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
 def lead(report: Report, run: str | None) -> str:
     """One line: run, date, shadows, seed, time."""
     s = report.settings
-    of = (
+    subject = (
         f"{s.workload}, {s.method}"
         if run is None
         else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
     )
     minutes = duration(report.seconds)
     return (
-        f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
+        f"{subject}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
         f"{report.seed}; {minutes}"
     )
 
@@ -268,19 +268,19 @@ def curves(report: Report) -> tuple[Chart, ...]:
     start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
     rates = GRID[start <= GRID]
     across = (100 * rates).tolist()
-    series, best = [], strongest({one.attack: one.in_turn for one in report.found})
-    for place, one in enumerate(report.found):
+    series, best = [], strongest({found.attack: found.in_turn for found in report.found})
+    for place, found in enumerate(report.found):
         line = Series(
-            name=one.attack,
+            name=found.attack,
             x=(100 * GRID).tolist(),
-            y=_shown(one.curve),
+            y=_shown(found.curve),
             colour=COLOURS[place % len(COLOURS)],
             dashes="-" if place < len(COLOURS) else "--",
         )
         series.append(line)
-        if one.attack == best:
-            low = np.maximum(one.band[0], one.curve / 100)  # zero has no logarithm
-            high = _shown(one.band[1])
+        if found.attack == best:
+            low = np.maximum(found.band[0], found.curve / 100)  # zero has no logarithm
+            high = _shown(found.band[1])
             series.append(replace(line, kind="band", dashes="-", low=_shown(low), high=high))
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         bound = [100 * limit.bound(float(rate)) for rate in rates]

@@ -26,7 +26,9 @@ from fedlsg.attacks.membership.scores.loss import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.membership.shadows import Trained, pair_of
-from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of
+from fedlsg.simulations.planning.client_noise import events_of
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan
 
 DRAWS = 200
 ERROR = 0.05
@@ -89,15 +91,15 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
     attacks of the same table, with which the intervals are simultaneous.
     """
     inside, findings = models.inside, []
-    attacks = [one for one in membership_attacks() if usable(one, answers(models, 0))]
+    attacks = [tried for tried in membership_attacks() if usable(tried, answers(models, 0))]
     rows = len(attacks) + more
     confidence = confidence_of_each(rows)
-    for one in attacks:
-        scores = np.stack([one.score(answers(models, target)) for target in range(len(inside))])
+    for tried in attacks:
+        scores = np.stack([tried.score(answers(models, target)) for target in range(len(inside))])
         members, others = scores[0, inside[0]], scores[0, ~inside[0]]
         in_turn, (curve, *band), drawn = pooled(scores, inside, seed=seed, confidence=confidence)
-        found = Found(
-            attack=one.name,
+        outcome = Found(
+            attack=tried.name,
             success=threshold_on(members, others, seed).success,
             target=roc(members, others, confidence=confidence),
             sure=roc(members, others, confidence=sure_of_each(rows)),
@@ -106,7 +108,7 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
             band=np.stack(band),
             drawn=drawn,
         )
-        findings.append(found)
+        findings.append(outcome)
     return findings
 
 
@@ -207,7 +209,9 @@ def _rates(
     members = np.bincount(place[inside], weights=weight[inside], minlength=scores)
     others = np.bincount(place[~inside], weights=weight[~inside], minlength=scores)
     # those with this score or a higher one; none above the highest
-    accused, false_alarms = (np.append(of[::-1].cumsum()[::-1], 0.0) for of in (members, others))
+    accused, false_alarms = (
+        np.append(group[::-1].cumsum()[::-1], 0.0) for group in (members, others)
+    )
     area = (others * (accused[1:] + members / 2)).sum() / members.sum() / others.sum()
     allowed = (np.concatenate([LOW_RATES, GRID]) * others.sum() + 1e-9).astype(int)
     threshold = np.searchsorted(-false_alarms, -allowed)  # the lowest with no more false alarms

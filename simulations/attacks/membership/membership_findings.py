@@ -93,8 +93,8 @@ class Report:
         return over_the_claim(self._each("sure", "sure"), self.limits)
 
     def _each(self, found: str, own: str) -> Mapping[str, Roc]:
-        known = {one.attack: getattr(one, found) for one in self.found}
-        return known | {on_run(name): getattr(one, own) for name, one in self.own.items()}
+        known = {outcome.attack: getattr(outcome, found) for outcome in self.found}
+        return known | {on_run(name): getattr(outcome, own) for name, outcome in self.own.items()}
 
 
 def on_run(name: str) -> str:
@@ -113,8 +113,8 @@ def tables(report: Report) -> list[Table]:
             cells=("guessing", *(f"{100 * rate:g} %" for rate in LOW_RATES), "0.5", "50 %"),
             style="reference",
         ),
-        *(_row(one.attack, one.in_turn, one.success) for one in found),
-        *(_row(on_run(name), one.roc, one.success) for name, one in own.items()),
+        *(_row(outcome.attack, outcome.in_turn, outcome.success) for outcome in found),
+        *(_row(on_run(name), outcome.roc, outcome.success) for name, outcome in own.items()),
         *(Row(cells=cells) for cells in _bounds(report.limits)),
     ]
     note = (
@@ -125,11 +125,11 @@ def tables(report: Report) -> list[Table]:
         "Right answers: of the first target, as in Yu et al. 2021 (RGP), Table 5."
     )
     if own:
-        one = next(iter(own.values()))
+        outcome = next(iter(own.values()))
         note += (
-            f" On the run's own model: {one.members} training examples against {one.others} of the "
-            "test split, the other half of which is public. The two splits may differ in more than "
-            "membership."
+            f" On the run's own model: {outcome.members} training examples against "
+            f"{outcome.others} of the test split, the other half of which is public. The two "
+            "splits may differ in more than membership."
         )
     return [
         Table(
@@ -157,13 +157,13 @@ def _row(name: str, found: Roc, right: Rate) -> Row:
 def _differences(found: Sequence[Found]) -> str:
     """Each attack compared with the first one, on the same candidates."""
     first, words = found[0], []
-    for one in found[1:]:
-        found_rate = paired_difference(one, first)
+    for other in found[1:]:
+        found_rate = paired_difference(other, first)
         if found_rate is not None:
             value, low, high = (
                 100 * part for part in (found_rate.value, found_rate.low, found_rate.high)
             )
-            words.append(f"{one.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
+            words.append(f"{other.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
     at = f"{100 * LOW_RATES[0]:g} % FPR"
     return (
         f" TPR at {at} less that of the {first.attack}, paired by candidate, each with 95 %: "
@@ -183,8 +183,8 @@ def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
     if not limits:
         return [("bound", *["no claim"] * len(LOW_RATES), "no claim", "")]
     return [
-        (one.name, *(_percent(one.bound(rate)) for rate in LOW_RATES), f"{one.auc:.3f}", "")
-        for one in limits
+        (limit.name, *(_percent(limit.bound(rate)) for rate in LOW_RATES), f"{limit.auc:.3f}", "")
+        for limit in limits
     ]
 
 
@@ -220,9 +220,9 @@ def grade_of(report: Report) -> Grade:
     verdict are made of it.
     """
     rows, rate = report.rows.values(), LOW_RATES[0]
-    if report.above or any(one.tpr[rate].low > rate for one in rows):
+    if report.above or any(row.tpr[rate].low > rate for row in rows):
         return "members"
-    return "better" if any(one.auc.low > 0.5 for one in rows) else "none"
+    return "better" if any(row.auc.low > 0.5 for row in rows) else "none"
 
 
 def verdict(report: Report) -> str:
@@ -248,8 +248,8 @@ def strongest(rows: Mapping[str, Roc]) -> str:
     of those whose AUC is, else of all.
     """
     rate = LOW_RATES[0]
-    above = [name for name, one in rows.items() if one.tpr[rate].low > rate]
-    if not above and (wide := [name for name, one in rows.items() if one.auc.low > 0.5]):
+    above = [name for name, row in rows.items() if row.tpr[rate].low > rate]
+    if not above and (wide := [name for name, row in rows.items() if row.auc.low > 0.5]):
         return max(wide, key=lambda name: rows[name].auc.value)
     return max(above or rows, key=lambda name: rows[name].tpr[rate].value)
 
@@ -279,7 +279,7 @@ def _words(rows: Mapping[str, Roc]) -> str:
 def facts(report: Report) -> dict[str, str]:
     """How the models were made, their accuracy, and the claim, by name."""
     s = report.settings
-    found = {
+    lines = {
         "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random "
         f"half of the {'clients' if unit_named(s.unit).whole else 'training set'}",
         "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} "
@@ -287,10 +287,10 @@ def facts(report: Report) -> dict[str, str]:
         **_accuracy(report),
     }
     if report.claim is None:
-        return {**found, "epsilon": "none is claimed"}
+        return {**lines, "epsilon": "none is claimed"}
     claim = report.claim
     return {
-        **found,
+        **lines,
         "sigma": f"{claim.noise_multiplier:.4g} (effective)",
         "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
     }
@@ -306,15 +306,15 @@ def _accuracy(report: Report) -> dict[str, str]:
         if len(accuracy) > 1
         else ""
     )
-    found = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
+    lines = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
     if report.test_examples:
         share = float(accuracy.mean()) / 100
         error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
-        found["test set"] = (
+        lines["test set"] = (
             f"{report.test_examples:,} examples: standard error {error:.1f} points, which all "
             "models share"
         )
-    return found
+    return lines
 
 
 def granted(report: Report) -> dict[str, str]:

@@ -103,7 +103,7 @@ def on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Scored]:
         with state.evaluated() as model:
             return np.concatenate([of(model, w, *place, plan.device) for place in places])
 
-    state = plan.server_state()
+    state = plan.initial.server()
     before = [
         read(of, places)
         for of in (confidences, features)
@@ -124,8 +124,12 @@ def on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Scored]:
             features_of_candidates=before[3],
         ),
     )
-    found = {one.name: one.score(answers) for one in membership_attacks() if usable(one, answers)}
-    return {name: (s[: len(members)], s[len(members) :]) for name, s in found.items()}
+    scores = {
+        attack.name: attack.score(answers)
+        for attack in membership_attacks()
+        if usable(attack, answers)
+    }
+    return {name: (s[: len(members)], s[len(members) :]) for name, s in scores.items()}
 
 
 def on_payloads(record: Record, seed: int) -> Scored:
@@ -134,7 +138,7 @@ def on_payloads(record: Record, seed: int) -> Scored:
     The expected rest of a batch is that of public rows. Each test row is tried with one client.
     """
     public, others = halves_of_test(record.base.workload.test, seed)
-    rounds = Counter(client for of in record.payloads.values() for client in of)
+    rounds = Counter(client for payloads in record.payloads.values() for client in payloads)
     clients = [client for client, _ in rounds.most_common(CLIENTS)]
     members_scores, others_scores = [], []
     for client, absent in zip(clients, others.tensor_split(len(clients)), strict=True):
@@ -154,8 +158,8 @@ def seen_rounds(
     ``present`` and test rows ``absent`` at that round's public weights.
     """
     w = record.base.workload
-    for number, of in sorted(record.payloads.items()):
-        if client not in of:
+    for number, payloads in sorted(record.payloads.items()):
+        if client not in payloads:
             continue
         seen = record.observation(number, client)
         rest = clipped_gradients(seen, w, w.test, public).mean(0) * seen.local.expected_batch

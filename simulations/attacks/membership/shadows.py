@@ -101,7 +101,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     if plan.unit.single:
         rows = plan.workload.train.order(rows)
     known = public_rows(plan, seed)
-    found, accuracy, outside = [], [], []
+    answers, accuracy, outside = [], [], []
     for number, members in enumerate(inside):
 
         def on_round(done: int, number: int = number) -> None:
@@ -109,12 +109,12 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
             tick(share, f"model {number + 1} of {len(inside)}, round {done}")
 
         with trained(on_half(plan, members), seed, number, on_round) as model:
-            found.append(confidences_of(model, plan, rows))
+            answers.append(confidences_of(model, plan, rows))
             outside.append(
                 confidences(model, plan.workload, plan.workload.test, known, plan.device)
             )
             accuracy.append(accuracy_of(model, plan.workload, plan.device))
-        if not np.isfinite(found[-1]).all():
+        if not np.isfinite(answers[-1]).all():
             raise ValueError(
                 f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train "
                 "slower"
@@ -122,7 +122,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     order = rows.numpy()
     return Trained(
         rows=order,
-        confidence=np.stack(found),
+        confidence=np.stack(answers),
         inside=inside[:, order].numpy(),
         accuracy=None if plan.workload.num_classes is None else tuple(accuracy),
         public=before_training(plan, rows, known, np.stack(outside)) if len(known) else None,
@@ -144,7 +144,7 @@ def before_training(
 ) -> PublicRows:
     """What the public model before private training says of candidates and of public rows."""
     test = plan.workload.test
-    with plan.server_state().evaluated() as model:
+    with plan.initial.server().evaluated() as model:
         return PublicRows(
             confidence=confidence,
             first=confidences(model, plan.workload, test, public, plan.device),
@@ -201,7 +201,7 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
         parts=parts,
         local=replace(plan.local, expected_batch=plan.local.expected_batch / 2),
     )
-    terms = [replace(t, num_examples=half.size_of(k)) for k, t in enumerate(plan.terms)]
+    terms = [replace(t, num_examples=half.rows.size_of(k)) for k, t in enumerate(plan.terms)]
     return replace(half, terms=tuple(terms))
 
 
@@ -214,7 +214,7 @@ def trained(
     plan = replace(plan, stream=("membership", seed, number))
     with run_in_scratch(plan, lambda row: on_round(row.round)) as (directory, summary):
         refuse_diverged(summary)
-        state = plan.server_state()
+        state = plan.initial.server()
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
         yield model
@@ -237,7 +237,7 @@ def mean_of(
     if plan.person is not None:
         order, counts = plan.person.argsort(stable=True), plan.person.bincount()
         of_person = order.split(counts.tolist())
-        parts = [of_person[int(one)] for one in candidates]
+        parts = [of_person[int(candidate)] for candidate in candidates]
     elif plan.unit.whole:
         parts = [plan.parts[int(client)] for client in candidates]
     else:
@@ -255,18 +255,18 @@ def confidences(
     log(p / (1 - p)) of the true class where the loss is cross-entropy, times a constant; else minus
     the loss.
     """
-    training, found = model.training, []
+    training, parts = model.training, []
     model.eval()
     classes = is_cross_entropy(workload)
-    for some in rows.split(BATCH):
-        inputs, targets = split.batch(some)
+    for batch in rows.split(BATCH):
+        inputs, targets = split.batch(batch)
         outputs = model_outputs(model, to_device(inputs, device))
         if classes:
-            found.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
+            parts.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
         else:
-            found.append(-workload.loss(outputs, targets.to(device)).double().cpu())
+            parts.append(-workload.loss(outputs, targets.to(device)).double().cpu())
     model.train(training)
-    return torch.cat(found).numpy()
+    return torch.cat(parts).numpy()
 
 
 @torch.no_grad()
@@ -278,27 +278,27 @@ def features(
     """
     if workload.num_classes is None:
         return confidences(model, workload, split, rows, device)[:, np.newaxis]
-    found, training = [], model.training
+    parts, training = [], model.training
     model.eval()
-    for some in rows.split(BATCH):
-        inputs, targets = split.batch(some)
+    for batch in rows.split(BATCH):
+        inputs, targets = split.batch(batch)
         outputs = scores_of(model_outputs(model, to_device(inputs, device))).double().cpu()
         classes = functional.one_hot(targets, workload.num_classes).double()
-        found.append(torch.cat([classes, outputs], 1))
+        parts.append(torch.cat([classes, outputs], 1))
     model.train(training)
-    return torch.cat(found).numpy()
+    return torch.cat(parts).numpy()
 
 
 def accuracy_of(model: nn.Module, workload: LoadedWorkload, device: str) -> float:
     """Share of the test split that the model gets right; NaN where targets are no classes."""
-    found = evaluate(
+    score = evaluate(
         model,
         workload.test,
         loss=workload.loss,
         classes=workload.num_classes is not None,
         device=device,
     )
-    return math.nan if found.accuracy is None else found.accuracy
+    return math.nan if score.accuracy is None else score.accuracy
 
 
 def is_cross_entropy(workload: LoadedWorkload) -> bool:

@@ -17,7 +17,8 @@ from fedlsg.simulations.client.node.node_config import TRUST, NodeConfig, own_pa
 from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
 from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.isolation_level import at_level
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.start_weights import RANDOM
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import AUTO, Settings
@@ -178,7 +179,7 @@ def check_base(base: Base, terms: NodeConfig) -> None:
     """Raise TermsError if the resolved settings, or the number of rows, do not fit the terms."""
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
-    size = base.size_of(terms.partition)
+    size = base.rows.size_of(terms.partition)
     if base.sums is not None and base.sums.colluders < terms.colluders:
         raise TermsError(
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, "
@@ -213,7 +214,7 @@ def agreed_level(base: Base, announced: str | None, terms: NodeConfig) -> Base:
     """
     free = terms.isolation == "auto" and base.local.isolation != "rows"
     return (
-        base.at_level(cast(Isolation, announced))
+        at_level(base, cast(Isolation, announced))
         if free and announced in ("isolated", "rows")
         else base
     )
@@ -222,9 +223,10 @@ def agreed_level(base: Base, announced: str | None, terms: NodeConfig) -> Base:
 def check_level(base: Base, announced: str) -> None:
     """Raise TermsError unless the announced level of isolation is the one of this client."""
     if announced != base.local.isolation:
+        code = own_code(base.initial.model()) or "library code alone"
         raise TermsError(
             f"isolation={announced}: the server runs the model so, and here it is "
-            f"{base.local.isolation} ({own_code(base.build_model()) or 'library code alone'}); set "
+            f"{base.local.isolation} ({code}); set "
             f"isolation={base.local.isolation!r} in the run config, or {announced!r} in this "
             "client's node config"
         )

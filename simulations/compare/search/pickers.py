@@ -112,11 +112,11 @@ def grid_points(space: Sequence[Dimension], start: Mapping[str, Any]) -> list[di
     """Every combination of the listed values. The values without a search (``start``) come first
     where they are none of these. Raises ValueError, naming the setting, for a range.
     """
-    for one in space:
-        if not isinstance(one, Choices):
+    for setting in space:
+        if not isinstance(setting, Choices):
             raise ValueError(
-                f"--sampler grid tries lists, got the range {one.name}={one.words}: give "
-                f"{one.name}=A,B,C, or take --sampler tpe or random"
+                f"--sampler grid tries lists, got the range {setting.name}={setting.words}: give "
+                f"{setting.name}=A,B,C, or take --sampler tpe or random"
             )
     names = [one.name for one in space]
     points = [

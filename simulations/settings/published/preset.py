@@ -100,11 +100,11 @@ def rows_of(path: Path) -> Iterator[Published]:
         columns = group.get("columns", [])
         for row in group.get("rows", [[]]):
             cells = dict(zip(columns, row, strict=True))
-            own = {name: cell for name, cell in cells.items() if name not in FACTS}
+            settings_of_row = {name: cell for name, cell in cells.items() if name not in FACTS}
             facts = group | {
                 name: cell for name, cell in cells.items() if name in FACTS and cell != ""
             }
-            settings = completed(group["settings"] | own)
+            settings = completed(group["settings"] | settings_of_row)
             notes = [*cells.get("notes", ()), *group["notes"]]
             yield Published(
                 name=name_of(settings) + facts.get("suffix", ""),

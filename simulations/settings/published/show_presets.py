@@ -38,12 +38,12 @@ FEW = 20
 
 def presets_command(words: str, json: bool, console: Console) -> None:
     """``fedlsg list presets``. Raises ValueError where nothing matches, with the nearest name."""
-    one = by_name().get(words)
-    listed = (one,) if one else matching(words) or (find(words),)
+    preset = by_name().get(words)
+    listed = (preset,) if preset else matching(words) or (find(words),)
     if json:
         print(as_json(listed))
     else:
-        console.print(whole(one) if one else overview(listed, console.width), highlight=False)
+        console.print(whole(preset) if preset else overview(listed, console.width), highlight=False)
 
 
 def overview(listed: Sequence[Published], width: int) -> Group:
@@ -167,9 +167,9 @@ def as_json(listed: Iterable[Published]) -> str:
     none.
     """
     keys = ("name", "aliases", "paper", "where", "accuracy", "spread", "notes")
-    found = [
+    rows = [
         {key: getattr(preset, key) for key in keys}
         | {"batch": preset.batch, "epochs": preset.epochs, "settings": dict(preset.settings)}
         for preset in listed
     ]
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    return json.dumps(rows, indent=2, ensure_ascii=False)

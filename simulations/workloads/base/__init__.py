@@ -259,10 +259,10 @@ class LoadedWorkload:
             if isinstance(split, NoRows) or self.num_classes is None:
                 continue
             if split.labels.dtype != torch.int64 or split.labels.ndim != 1:
-                found = f"{split.labels.dtype} {tuple(split.labels.shape)}"
+                form = f"{split.labels.dtype} {tuple(split.labels.shape)}"
                 raise ValueError(
                     f"{self.name}: expected classes, int64 of shape (n,), as {name} labels, got "
-                    f"{found}"
+                    f"{form}"
                 )
             low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
@@ -353,13 +353,13 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     test = workload.test
     inputs, _ = test.batch(torch.linspace(0, len(test) - 1, min(NORMALISED_ROWS, len(test))).long())
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2:
-        found = (
+        form = (
             "several inputs"
             if isinstance(inputs, dict)
             else f"{inputs.dtype} {tuple(inputs.shape)}"
         )
         raise ValueError(
-            f"normalise=public: expected numbers of shape (B, columns) or images, got {found}: "
+            f"normalise=public: expected numbers of shape (B, columns) or images, got {form}: "
             "leave it out"
         )
     columns = inputs.double().transpose(0, 1).flatten(1)

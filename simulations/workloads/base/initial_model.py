@@ -30,20 +30,20 @@ def fresh(build: Build) -> Any:
     What cannot be copied faithfully (a function in it holds the module itself) is built a second
     time, and taken if the two share no memory. Raises ValueError if they do.
     """
-    made = build()
-    if not isinstance(made, nn.Module):
-        return made
+    model = build()
+    if not isinstance(model, nn.Module):
+        return model
     why = "it cannot be copied"
     try:
-        copied = deepcopy(made)
-        follow(made, copied)
-        if not (held := next(_held(copied, made), None)):
+        copied = deepcopy(model)
+        follow(model, copied)
+        if not (held := next(_held(copied, model), None)):
             return copied
         why = f"its {held} is a function that holds the module itself, which a copy would not"
     except Exception as error:
         why = f"it cannot be copied ({type(error).__name__}: {error})"
     again = build()
-    if not isinstance(again, nn.Module) or again is made or _memory(again) & _memory(made):
+    if not isinstance(again, nn.Module) or again is model or _memory(again) & _memory(model):
         raise ValueError(
             f"two calls of its function give the same module, or share weights, and {why}: a run "
             "would train it in place, and the next run would not start anew; build all of it in "
@@ -63,10 +63,10 @@ def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
     shares functions.
     """
     original = {id(module) for module in made.modules()} | {id(p) for p in made.parameters()}
-    own = {id(module) for module in copied.modules()}
+    of_copy = {id(module) for module in copied.modules()}
     for path, module in copied.named_modules():
         for name, value in vars(module).items():
-            if name != "_modules" and _reaches(value, original, own):
+            if name != "_modules" and _reaches(value, original, of_copy):
                 yield f"{path}.{name}" if path else name
 
 
@@ -134,7 +134,7 @@ def build_model(
     with alone(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         try:
             with without_exit():
-                made = fresh(build)
+                model = fresh(build)
         except (ValueError, OSError, ImportError):
             raise
         except Exception as error:
@@ -142,17 +142,17 @@ def build_model(
                 f"model {name!r} of workload {workload.name} cannot be built: "
                 f"{type(error).__name__}: {error}{_without_arguments(builder)}"
             ) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(model, nn.Module):
         hint = (
             ", such as its field model"
-            if isinstance(getattr(made, "model", None), nn.Module)
+            if isinstance(getattr(model, "model", None), nn.Module)
             else ""
         )
         raise ValueError(
-            f"model {name!r} of workload {workload.name} is built as {type(made).__name__}: return "
-            f"an nn.Module{hint}"
+            f"model {name!r} of workload {workload.name} is built as {type(model).__name__}: "
+            f"return an nn.Module{hint}"
         )
-    return made
+    return model
 
 
 def _without_arguments(builder: object) -> str:

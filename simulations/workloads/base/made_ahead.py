@@ -30,8 +30,8 @@ class _Row:
     stored: Stored
 
     def __call__(self, row: int) -> np.ndarray:
-        made: np.ndarray = self.stored[np.array([row])][0]
-        return made
+        row_values: np.ndarray = self.stored[np.array([row])][0]
+        return row_values
 
 
 class MadeAhead:
@@ -74,13 +74,13 @@ class MadeAhead:
         if not len(rows) or not np.array_equal(left[: len(rows)], rows):
             return self._stored[rows]
         assert self._next is not None
-        made = self._next.result()
+        inputs = self._next.result()
         if len(self._runs[0]) != len(rows):  # microbatches have another size than was said
             self.expect(left, len(rows))
-            made = self._next.result()
+            inputs = self._next.result()
         self._runs.popleft()
         self._prepare_next()
-        return made
+        return inputs
 
     def prepare(self, made: Any) -> Inputs:
         """The model's inputs."""
@@ -116,6 +116,6 @@ def workers_of(settings: Any, stored: Stored) -> int:
         return 0
     if given is not None:
         return given
-    own: int = settings.client_cpus if settings.engine == "ray" else processors()
+    cpus: int = settings.client_cpus if settings.engine == "ray" else processors()
     threads: int = settings.threads
-    return max(1, min(MOST_WORKERS, own - threads))
+    return max(1, min(MOST_WORKERS, cpus - threads))

@@ -64,11 +64,10 @@ class Parts(Sequence[Tensor]):
     def __getitem__(self, client: slice) -> list[Tensor]: ...
     def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
         if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
-        place = range(len(self))[client]
-        return torch.from_numpy(
-            self._rows[self._ends[place] - self.sizes[place] : self._ends[place]].astype(np.int64)
-        )
+            return [self[number] for number in range(*client.indices(len(self)))]
+        number = range(len(self))[client]
+        end = self._ends[number]
+        return torch.from_numpy(self._rows[end - self.sizes[number] : end].astype(np.int64))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -90,9 +89,9 @@ def distinct_names(names: Sequence[object], name: str) -> tuple[str, ...]:
     """What clients are called: values and keys as texts. Raises ValueError for two that are
     equal.
     """
-    texts = tuple(", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in names)
+    texts = tuple(", ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
     if len(set(texts)) < len(texts):
-        twice = next(one for one in texts if texts.count(one) > 1)
+        twice = next(text for text in texts if texts.count(text) > 1)
         raise ValueError(f"{name}: two clients are named {twice!r}: give each its own name")
     return texts
 

@@ -57,8 +57,8 @@ class Pixels:
 
     def images(self, stored: Any) -> Float[Tensor, "b c h w"]:
         """Stored images as images in 0..1."""
-        found = (torch.as_tensor(stored).float() - self.black) / (self.white - self.black)
-        return found.unsqueeze(1) if self.channel is None else found.movedim(self.channel + 1, 1)
+        scaled = (torch.as_tensor(stored).float() - self.black) / (self.white - self.black)
+        return scaled.unsqueeze(1) if self.channel is None else scaled.movedim(self.channel + 1, 1)
 
 
 def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
@@ -131,12 +131,12 @@ class CheckedDraw:
         if not fields or not all(
             isinstance(value, Tensor) and value.ndim and len(value) == count for value in fields
         ):
-            found = [
+            forms = [
                 tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 for value in fields
             ]
             raise ValueError(
-                f"probe source {self.name} gave {found} for count={count}: return a tensor (count, "
+                f"probe source {self.name} gave {forms} for count={count}: return a tensor (count, "
                 "...), a dict of them, or a pair (inputs, targets)"
             )
         return drawn

@@ -150,8 +150,8 @@ class Split:
         rows = self._checked(indices)
         if self.groups is None:
             return [torch.arange(len(rows))]
-        own = self.groups[rows]
-        return [(own == group).nonzero().squeeze(1) for group in own.unique()]
+        groups = self.groups[rows]
+        return [(groups == group).nonzero().squeeze(1) for group in groups.unique()]
 
     def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
         """The split of these rows in this order; only labels are copied."""
@@ -226,8 +226,8 @@ def _unavailable(rows: Any) -> Inputs:
 
 def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
-    made = torch.from_numpy(stored).to(torch.float32, copy=True)
-    return made.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
+    scaled = torch.from_numpy(stored).to(torch.float32, copy=True)
+    return scaled.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:

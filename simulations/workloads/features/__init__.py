@@ -110,11 +110,11 @@ def _encode_stored(prepare: Callable[[Any], Any], encoder: Encoder, stored: np.n
 
 def _encoded_draw(draw: Draw, encoder: Encoder, count: int, generator: torch.Generator) -> Any:
     """Features of what is drawn, with its targets where there are some."""
-    found = draw(count, generator)
+    drawn = draw(count, generator)
     return (
-        (encode_rows(found[0], encoder), *found[1:])
-        if isinstance(found, tuple)
-        else encode_rows(found, encoder)
+        (encode_rows(drawn[0], encoder), *drawn[1:])
+        if isinstance(drawn, tuple)
+        else encode_rows(drawn, encoder)
     )
 
 
@@ -155,14 +155,14 @@ def _encoder(
         square = height == width and height >= LEAST_SIDE
         models = {**(vision(channels, height, classes) if square else {}), **raw.models}
         return image_encoder(features, (channels, height, width), models)
-    found = (
+    form = (
         f"a dict of {', '.join(inputs)}"
         if isinstance(inputs, dict)
         else f"tensors {tuple(inputs.shape)}"
     )
     raise ValueError(
         f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and "
-        f"the inputs of {raw.name} are {found}: leave features out"
+        f"the inputs of {raw.name} are {form}: leave features out"
     )
 
 

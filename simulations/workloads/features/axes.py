@@ -42,8 +42,8 @@ def on_axes(
     for more axes than features.
     """
     rows = max(LEAST_ROWS, ROWS_PER_AXIS * count)
-    found = draw(rows, public_generator(0, "features", "axes"))
-    inputs = found[0] if isinstance(found, tuple) else found
+    drawn = draw(rows, public_generator(0, "features", "axes"))
+    inputs = drawn[0] if isinstance(drawn, tuple) else drawn
     key = digest_inputs([inputs], f"{encoder.digest} axes {count} {POWER} {DAMPING}")
 
     def build() -> dict[str, np.ndarray]:

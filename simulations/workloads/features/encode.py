@@ -93,7 +93,7 @@ class Encoder:
     def _encoded(self, inputs: Inputs) -> Tensor:
         try:
             with torch.no_grad():
-                found = self.encode(inputs)
+                features = self.encode(inputs)
         except ValueError:
             raise
         except Exception as error:
@@ -101,12 +101,12 @@ class Encoder:
                 f"features={self.name} fails on the inputs of this workload: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if found.ndim not in (2, 4) or len(found) != 1:
+        if features.ndim not in (2, 4) or len(features) != 1:
             raise ValueError(
-                f"features={self.name} gives {tuple(found.shape)} for one example: expected (1, D) "
-                "or (1, C, h, w)"
+                f"features={self.name} gives {tuple(features.shape)} for one example: expected "
+                "(1, D) or (1, C, h, w)"
             )
-        return found
+        return features
 
 
 def encode_split(
@@ -138,8 +138,8 @@ def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
     count = len(next(iter(fields.values())))
 
     def example(row: int) -> Inputs:
-        one = {name: value[[row]] for name, value in fields.items()}
-        return one if isinstance(inputs, dict) else one[""]
+        example_fields = {name: value[[row]] for name, value in fields.items()}
+        return example_fields if isinstance(inputs, dict) else example_fields[""]
 
     blocks = [encoder.of([example(row) for row in rows]) for rows in _in_blocks(count)]
     return torch.cat(blocks).half().float()
@@ -240,8 +240,8 @@ def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progres
     small variance are learnt sooner. m and Q are computed once and kept in the cache folder: all
     processes of a machine have the same bits.
     """
-    found = draw(ROWS, public_generator(0, "features", "statistics"))
-    inputs = found[0] if isinstance(found, tuple) else found
+    drawn = draw(ROWS, public_generator(0, "features", "statistics"))
+    inputs = drawn[0] if isinstance(drawn, tuple) else drawn
     key = digest_inputs([inputs], f"{encoder.digest} decorrelated {POWER} {DAMPING}")
 
     def build() -> dict[str, np.ndarray]:

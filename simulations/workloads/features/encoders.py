@@ -96,8 +96,8 @@ def text_source(features: str) -> EncoderSource:
             f"features={features} is for images, and these are texts: give features=minilm, or "
             "another"
         )
-    found = written(features)
-    return _transformers_source(features) if found is None else found.text
+    words = written(features)
+    return _transformers_source(features) if words is None else words.text
 
 
 def _transformers_source(features: str) -> EncoderSource:
@@ -118,15 +118,15 @@ def text_encoder(features: str) -> Encoder:
 
     Of a model that fedlsg wrote: what its classifier reads.
     """
-    found, source = written(features), text_source(features)
-    if found is None:
+    words, source = written(features), text_source(features)
+    if words is None:
         model = sentence_encoder(source)
         digest = folder_digest(source)
     else:
-        model = build_encoder(source, num_classes=_classes(found))
-        load_pretrained(model, str(found.weights))
+        model = build_encoder(source, num_classes=_classes(words))
+        load_pretrained(model, str(words.weights))
         model.classifier = nn.Identity()
-        digest = digest_files([found.weights], salt=folder_digest(source))
+        digest = digest_files([words.weights], salt=folder_digest(source))
     return Encoder(
         name=Path(features).name,
         digest=f"text {digest}",
@@ -143,9 +143,9 @@ def image_encoder(features: str, shape: tuple[int, int, int], models: Builders) 
     """
     if features == SCATTERING:
         return _scattering(shape)
-    found = written(features)
-    if found is not None:
-        return _written_vision(found, found.folder.name, shape, models)
+    words = written(features)
+    if words is not None:
+        return _written_vision(words, words.folder.name, shape, models)
     return _transformers_vision(_transformers_source(features))
 
 
@@ -216,10 +216,10 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
             f"features={source.name} is no model of images ({type(config).__name__}): give one, or "
             "scattering"
         )
-    said = _preprocessor(model_folder(source))
-    size = _side(said.get("size", getattr(config, "image_size", 224)))
+    settings = _preprocessor(model_folder(source))
+    size = _side(settings.get("size", getattr(config, "image_size", 224)))
     mean, deviation = (
-        torch.tensor(said.get(name) or HALF[:1] * config.num_channels).view(-1, 1, 1)
+        torch.tensor(settings.get(name) or HALF[:1] * config.num_channels).view(-1, 1, 1)
         for name in ("image_mean", "image_std")
     )
     model = load_body(AutoModel, source, config, "sdpa").eval()
@@ -274,8 +274,8 @@ def folder_digest(source: EncoderSource) -> str:
 
 def _preprocessor(folder: Path) -> Mapping[str, Any]:
     file = folder / "preprocessor_config.json"
-    found: Mapping[str, Any] = bounded.read_json(file) if file.is_file() else {}
-    return found
+    settings: Mapping[str, Any] = bounded.read_json(file) if file.is_file() else {}
+    return settings
 
 
 def _side(size: Any) -> int:

@@ -89,12 +89,12 @@ class ImageSet:
         splits = splits_of("test", request)
         if "train" in splits:
             splits |= {split: split for split in self.more}
-        found = find_set(place, request.data_dir, splits, published=True)
-        parts = dict(found.splits)
+        image_set = find_set(place, request.data_dir, splits, published=True)
+        parts = dict(image_set.splits)
         joined = [part for split in self.more if split in parts for part in parts.pop(split)]
         if joined:
             parts["train"] = [*parts["train"], *joined]
-        return self.of(replace(found, splits=parts), request)
+        return self.of(replace(image_set, splits=parts), request)
 
     def of(self, found: HubSet, request: Request) -> LoadedWorkload:
         """The workload of a set that was found, with every model that fits images of its shape.
@@ -302,11 +302,11 @@ class HubImages:
         refuse_unused(options, workload="hf-image", used=used)
         if options.dataset is None:
             raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
-        found = find_set(
+        image_set = find_set(
             options, request.data_dir, splits_of(options.test_split or "test", request)
         )
-        features = found.first.features
-        image, label, classes = choose_columns(features, options, found.place)
+        features = image_set.first.features
+        image, label, classes = choose_columns(features, options, image_set.place)
         loaded = ImageSet(
             name="hf-image",
             hub_name=options.dataset,
@@ -319,14 +319,14 @@ class HubImages:
             augment=flip_crop,
             defaults=DEFAULTS,
             method_defaults=METHOD_DEFAULTS,
-        ).of(found, request)
+        ).of(image_set, request)
         data = {
             "inputs": [image],
             "targets": [label],
             "classes": list(map(str, features[label].get("names") or ())),
             **Taken.by(options).facts,
         }
-        return replace(loaded, data=data, said=describe_data(found.sizes, data))
+        return replace(loaded, data=data, said=describe_data(image_set.sizes, data))
 
 
 def choose_columns(features: Features, options: Options, place: str) -> tuple[str, str, int]:

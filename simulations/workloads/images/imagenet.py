@@ -85,10 +85,10 @@ class ImageFiles:
         """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError, naming the file, for one that does
         not decode.
         """
-        made = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
+        pixels = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
         for place, name in enumerate(self.paths[rows]):
-            made[place] = _decode(self.root / os.fsdecode(bytes(name)), self.taken)
-        return made
+            pixels[place] = _decode(self.root / os.fsdecode(bytes(name)), self.taken)
+        return pixels
 
 
 def load(request: Request) -> LoadedWorkload:
@@ -156,8 +156,8 @@ def _rows(
         [os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])]
     )
     jpeg = np.array([name.lower().endswith((b".jpg", b".jpeg")) for name in paths])
-    some = np.flatnonzero(jpeg)[:: max(1, math.ceil(jpeg.sum() / CHECKED))]
-    for row in sorted((*np.flatnonzero(~jpeg).tolist(), *some.tolist())):
+    checked = np.flatnonzero(jpeg)[:: max(1, math.ceil(jpeg.sum() / CHECKED))]
+    for row in sorted((*np.flatnonzero(~jpeg).tolist(), *checked.tolist())):
         check_contents(folder / os.fsdecode(bytes(paths[row])), taken)
     counts = torch.tensor([len(files.get(label, [])) for label in classes])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
@@ -184,10 +184,10 @@ def _list(folder: Path) -> dict[str, list[str]]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(_expected(folder))
-    found, _ = list_images(folder, NAME)
-    if len(found) < 2:
+    by_class, _ = list_images(folder, NAME)
+    if len(by_class) < 2:
         raise FileNotFoundError(_expected(folder))
-    return found
+    return by_class
 
 
 def _expected(folder: Path) -> str:

@@ -103,13 +103,13 @@ class Rows:
         """What a run keeps of how rows were read: public, for it follows from names and from the
         public rows.
         """
-        found = {
+        facts = {
             "inputs": list(self.names),
             "targets": list(self.target_names),
             "classes": list(self.classes),
             "white": self.white,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in facts.items() if value}
 
 
 def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **more: Any) -> Rows:
@@ -157,7 +157,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:
         value = value.astype(np.int64)
     try:
-        found = torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         texts = isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
         fix = "several targets of an example are columns of one tensor, which the loss takes apart"
@@ -166,10 +166,12 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise ValueError(
             f"{what}: expected an array or a tensor, got {type(value).__name__} ({error}); {fix}"
         ) from None
-    if found.ndim == 0:
+    if tensor.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")
     return (
-        found.float() if found.dtype == torch.float64 and not isinstance(value, Tensor) else found
+        tensor.float()
+        if tensor.dtype == torch.float64 and not isinstance(value, Tensor)
+        else tensor
     )
 
 
@@ -184,26 +186,27 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
     things = (
         value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
     )
-    if not (isinstance(things, list | tuple) and any(isinstance(one, str) for one in things)):
+    if not (isinstance(things, list | tuple) and any(isinstance(target, str) for target in things)):
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            for row, one in enumerate(things):
-                if not isinstance(one, numbers.Real):
+            for row, target in enumerate(things):
+                if not isinstance(target, numbers.Real):
                     raise ValueError(
-                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or "
+                        f"{what} targets have no number in row {row}, {target!r}: fill it in, or "
                         "leave it out"
                     )
             value = np.array(things)
-        found = as_tensor(value, f"{what} targets").detach().cpu()
-        return found.long() if found.dtype in (
+        targets = as_tensor(value, f"{what} targets").detach().cpu()
+        return targets.long() if targets.dtype in (
             torch.uint8,
             torch.int8,
             torch.int16,
             torch.int32,
-        ) else found, ()
-    for row, one in enumerate(things):
-        if not isinstance(one, str) or not one.strip():
+        ) else targets, ()
+    for row, target in enumerate(things):
+        if not isinstance(target, str) or not target.strip():
             raise ValueError(
-                f"{what} targets are texts, and row {row} has a missing one ({one!r}): fill it in"
+                f"{what} targets are texts, and row {row} has a missing one ({target!r}): fill it "
+                "in"
             )
     known = columns.classes or (
         columns.like.classes if columns.like is not None else tuple(sorted(set(things)))
@@ -214,14 +217,16 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
             "- 1, or texts in both"
         )
     number = {name: place for place, name in enumerate(known)}
-    if unknown := next(((row, one) for row, one in enumerate(things) if one not in number), None):
-        row, one = unknown
+    if unknown := next(
+        ((row, target) for row, target in enumerate(things) if target not in number), None
+    ):
+        row, target = unknown
         whose = "classes=" if columns.classes else "test, which is public and says the classes"
         raise ValueError(
-            f"{what} has the class {one!r} in row {row}, which is none of {whose} "
+            f"{what} has the class {target!r} in row {row}, which is none of {whose} "
             f"({', '.join(known)}): correct it, or declare all with classes="
         )
-    return torch.tensor([number[one] for one in things]), known
+    return torch.tensor([number[target] for target in things]), known
 
 
 class Array:
@@ -287,12 +292,12 @@ def describe_data(
             parts.append(
                 f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}"
             )
-    said = {
+    templates = {
         "white": "pixels divided by {:g}",
         "background": "transparent images on {}",
         "frame": "frame {} of files that have several",
     }
-    parts += [words.format(data[name]) for name, words in said.items() if name in data]
+    parts += [words.format(data[name]) for name, words in templates.items() if name in data]
     return "; ".join(parts)
 
 
@@ -315,12 +320,12 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
     """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot
     take.
     """
-    found = rows.targets
-    if found.is_complex() or found.dtype == torch.bfloat16:
+    targets = rows.targets
+    if targets.is_complex() or targets.dtype == torch.bfloat16:
         raise ValueError(
-            f"{what} targets are {found.dtype}: give real numbers, float32 or integers"
+            f"{what} targets are {targets.dtype}: give real numbers, float32 or integers"
         )
-    if found.is_floating_point() and len(bad := not_finite(found)):
+    if targets.is_floating_point() and len(bad := not_finite(targets)):
         raise ValueError(
             f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill "
             "them, or leave the rows out"
@@ -333,17 +338,17 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
         )
     if (
         name in CLASSES
-        and (found.is_floating_point() or found.dtype == torch.bool)
-        and found.ndim == 1
+        and (targets.is_floating_point() or targets.dtype == torch.bool)
+        and targets.ndim == 1
     ):
         raise ValueError(
-            f"{what} targets are {found.dtype}, and {name} takes the number of each class: give "
+            f"{what} targets are {targets.dtype}, and {name} takes the number of each class: give "
             "integers, 0 to K - 1"
         )
-    if name in CLASSES and found.ndim == 2 and found.shape[1] == 1:
+    if name in CLASSES and targets.ndim == 2 and targets.shape[1] == 1:
         raise ValueError(
-            f"{what} targets have the shape {tuple(found.shape)}, and {name} takes one number of a "
-            f"class a row, ({len(found)},): give targets[:, 0]"
+            f"{what} targets have the shape {tuple(targets.shape)}, and {name} takes one number of "
+            f"a class a row, ({len(targets)},): give targets[:, 0]"
         )
 
 

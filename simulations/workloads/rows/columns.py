@@ -133,10 +133,10 @@ class Table:
         for table in tables[1:]:
             for name in {**first.columns, **table.columns}:
                 if name not in table.columns or name not in first.columns:
-                    one, other = (first, table) if name in first.columns else (table, first)
+                    holder, other = (first, table) if name in first.columns else (table, first)
                     raise ValueError(
-                        f"{one.what} has the column {name!r}, which {other.what} has not: give all "
-                        "clients the same columns"
+                        f"{holder.what} has the column {name!r}, which {other.what} has not: give "
+                        "all clients the same columns"
                     )
         columns = {name: _joined_column(name, tables) for name in first.columns}
         published = {name: first.published[name] for name in first.published}
@@ -231,20 +231,20 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
             )
         return columns.inputs
     left = (*wanted, *columns.more, *table.indexes)
-    found = tuple(name for name in table.columns if name not in left)
-    if not found:
+    inputs = tuple(name for name in table.columns if name not in left)
+    if not inputs:
         raise ValueError(
             f"{table.what} has no column but {', '.join(map(repr, wanted))}: inputs= names those "
             "of the inputs"
         )
-    for name in found:
+    for name in inputs:
         if _numbers_rows(name, table.columns[name]):
             raise ValueError(
                 f"{table.what}: the column {name!r} numbers the rows, as an index does, and would "
                 "tell a row's place: leave it out of the data, or name all columns of the inputs "
                 "with inputs="
             )
-    return found
+    return inputs
 
 
 def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
@@ -255,9 +255,9 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
     """
     inputs = find_inputs(tables[0], columns)
     for table in tables[1:]:
-        found = find_inputs(table, columns)
-        for name in (*inputs, *found):
-            if (name in inputs) != (name in found):
+        input_names = find_inputs(table, columns)
+        for name in (*inputs, *input_names):
+            if (name in inputs) != (name in input_names):
                 here, there = (tables[0], table) if name in inputs else (table, tables[0])
                 raise ValueError(
                     f"{here.what} has the column {name!r}, which {there.what} has not (it has "
@@ -267,7 +267,9 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
     targets = columns.targets or (LABEL,)
     used = [*inputs, *(targets if len(targets) == 1 else ())]
     texts = [
-        one for one in used if any(one in table.columns and table.is_text(one) for table in tables)
+        column
+        for column in used
+        if any(column in table.columns and table.is_text(column) for table in tables)
     ]
     return replace(columns, inputs=inputs, texts=(*columns.texts, *texts))
 
@@ -292,7 +294,7 @@ def text_of(values: np.ndarray) -> np.ndarray:
     """
     return (
         values.astype(str)
-        if values.dtype.kind == "O" and all(isinstance(one, str) for one in values)
+        if values.dtype.kind == "O" and all(isinstance(value, str) for value in values)
         else values
     )
 
@@ -305,7 +307,9 @@ def _as_arrow(data: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
         return data, published_of(data.schema)
     features = getattr(data, "features", None) or {}
     published = {
-        name: tuple(one.names) for name, one in features.items() if getattr(one, "names", None)
+        name: tuple(feature.names)
+        for name, feature in features.items()
+        if getattr(feature, "names", None)
     }
     # what a transform of its own makes of the rows
     if getattr(data, "format", {}).get("type") == "custom":
@@ -338,14 +342,14 @@ def _of_pandas(column: Any) -> Any:
         else column
     )
     if isinstance(things, list) and any(
-        hasattr(one, "shape") or hasattr(one, "convert") for one in things[:1]
+        hasattr(thing, "shape") or hasattr(thing, "convert") for thing in things[:1]
     ):
         return things
     try:
-        made = pa.array(things, from_pandas=True)
+        array = pa.array(things, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return list(things)
-    return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
 def _joined_column(name: str, tables: Sequence[Table]) -> Any:
@@ -397,11 +401,11 @@ def _values(column: Any, called: str) -> np.ndarray:
     kind = column.type
     # arrays of the datasets library, which say their numbers' type
     if isinstance(kind, pa.BaseExtensionType):
-        made = _of_things(column.to_pylist(), called)
+        values = _of_things(column.to_pylist(), called)
         return (
-            made.astype(str(getattr(kind, "value_type", made.dtype)))
-            if made.dtype.kind in "iuf"
-            else made
+            values.astype(str(getattr(kind, "value_type", values.dtype)))
+            if values.dtype.kind in "iuf"
+            else values
         )
     if (
         kinds.is_decimal(kind)
@@ -439,15 +443,15 @@ def _of_lists(column: Any, called: str) -> np.ndarray:
 
 def _of_things(things: list[Any], called: str) -> np.ndarray:
     """Numbers and arrays of one shape as one array, and other things as they are."""
-    if things and all(isinstance(one, bool | int | float | np.number) for one in things):
+    if things and all(isinstance(thing, bool | int | float | np.number) for thing in things):
         return np.asarray(things)
     if things and (isinstance(things[0], list | tuple) or hasattr(things[0], "shape")):
         try:
-            made = np.stack([np.asarray(one) for one in things])
-            lacking = made.dtype.kind == "O" and all(
-                one is None or isinstance(one, int | float) for one in made.flat
+            stacked = np.stack([np.asarray(thing) for thing in things])
+            lacking = stacked.dtype.kind == "O" and all(
+                thing is None or isinstance(thing, int | float) for thing in stacked.flat
             )
-            return made.astype(np.float64) if lacking else made  # None becomes NaN
+            return stacked.astype(np.float64) if lacking else stacked  # None becomes NaN
         except (ValueError, TypeError):
             raise ValueError(
                 f"{called} holds lists of different lengths: give every row one shape"

@@ -79,12 +79,12 @@ def decode(
             _check_columns(part, *columns)
             first = 0
             for batch in part.batches(columns):
-                found = np.array(
+                labels_of_batch = np.array(
                     [-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64
                 )
-                _check_labels(found, num_classes, part.place)
+                _check_labels(labels_of_batch, num_classes, part.place)
                 pixels, shape = _decode_batch(
-                    [content_of(one) for one in batch[columns[0]]],
+                    [content_of(image) for image in batch[columns[0]]],
                     shape,
                     part.place,
                     first,
@@ -93,9 +93,9 @@ def decode(
                 )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
-                stop = start + len(found)
-                images[start:stop], labels[start:stop] = pixels, found
-                done, start, first = done + len(found), stop, first + len(found)
+                stop = start + len(labels_of_batch)
+                images[start:stop], labels[start:stop] = pixels, labels_of_batch
+                done, start, first = done + len(labels_of_batch), stop, first + len(labels_of_batch)
                 progress(f"{name}: decoded {done:,} of {total:,} images")
         if images is None:
             raise ValueError(f"{name}: the split {split} holds no images")
@@ -156,9 +156,9 @@ def _decode_batch(
         if mixed and pixels.shape[2] < shape.channels:
             pixels = np.repeat(pixels, shape.channels, axis=2)
         if pixels.shape != (shape.side, shape.side, shape.channels):
-            found = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
+            form = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
             raise ValueError(
-                f"expected {name} to be {shape}, got {found}; there are {_sizes(encoded)}: make "
+                f"expected {name} to be {shape}, got {form}; there are {_sizes(encoded)}: make "
                 "all of them squares of one size first"
             )
         rows.append(pixels.transpose(2, 0, 1))
@@ -178,8 +178,8 @@ def _sizes(encoded: list[bytes | None]) -> str:
                 seen[f"{image.width}x{image.height} {image.mode}"] += 1
         except Exception:  # reported elsewhere, by its row
             seen["unreadable"] += 1
-    found = [f"{kind} ({count})" for kind, count in seen.most_common(6)]
-    return ", ".join(found) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")
+    counts = [f"{kind} ({count})" for kind, count in seen.most_common(6)]
+    return ", ".join(counts) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,14 +338,15 @@ class OwnRows:
         return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
 
     def _arrays(self, path: Path) -> Split:
-        one = self.test.inputs[np.array([0])]
-        if not isinstance(one, np.ndarray):
+        example = self.test.inputs[np.array([0])]
+        if not isinstance(example, np.ndarray):
             raise ValueError(f"workload {self.name} reads .parquet files, not {path}")
         inputs, labels = read_npz(path)
-        if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
+        if inputs.dtype != example.dtype or inputs.shape[1:] != example.shape[1:]:
             raise ValueError(
-                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in "
-                f"{path}, got {inputs.dtype} {inputs.shape}"
+                f"expected inputs of {example.dtype} (N, "
+                f"{', '.join(map(str, example.shape[1:]))}) in {path}, got {inputs.dtype} "
+                f"{inputs.shape}"
             )
         if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
             raise ValueError(

@@ -167,26 +167,26 @@ def _shards(folder: Path, split: str) -> list[Path]:
     of one N.
     """
     files = sorted(folder.glob("*.parquet"))
-    found = [
+    matches = [
         match
         for file in files
         if (match := _SHARD.fullmatch(file.name)) and match["split"] == split
     ]
-    if not found:
+    if not matches:
         raise FileNotFoundError(f"no {split}-0000i-of-0000N.parquet in {folder}")
-    counts = {int(match["count"]) for match in found}
+    counts = {int(match["count"]) for match in matches}
     if len(counts) > 1:
         raise FileNotFoundError(
             f"{folder} mixes {split} shards of different downloads: of {sorted(counts)}; keep one"
         )
     (count,) = counts
-    missing = sorted(set(range(count)) - {int(match["index"]) for match in found})
-    if missing or len(found) != count:
+    missing = sorted(set(range(count)) - {int(match["index"]) for match in matches})
+    if missing or len(matches) != count:
         names = ", ".join(f"{split}-{index:05d}-of-{count:05d}.parquet" for index in missing)
         raise FileNotFoundError(
             f"incomplete download in {folder}: {names or 'unexpected shards'} missing"
         )
-    return [folder / match.string for match in found]
+    return [folder / match.string for match in matches]
 
 
 ROWS_AT_ONCE = 1000
@@ -257,9 +257,10 @@ def find_set(
         folder = _download(options.dataset, str(options.subset), tuple(splits.values()))
     mirror = (options.dataset, options.subset)
     if folder is not None:
-        found = find_splits(folder, tuple(splits.values()))
+        split_files = find_splits(folder, tuple(splits.values()))
         return replace(
-            of_shards({name: found[split] for name, split in splits.items()}, folder), mirror=mirror
+            of_shards({name: split_files[split] for name, split in splits.items()}, folder),
+            mirror=mirror,
         )
     loaded = load_from_hub(options.dataset, options.subset, tuple(splits.values()))
     parts = {

@@ -47,8 +47,8 @@ class Taken:
     @property
     def facts(self) -> dict[str, Any]:
         """What a run keeps of it, next to ``Rows.facts``."""
-        found = {"background": self.background, "frame": self.frame}
-        return {name: value for name, value in found.items() if value is not None}
+        facts = {"background": self.background, "frame": self.frame}
+        return {name: value for name, value in facts.items() if value is not None}
 
     def refuse(self) -> None:
         """Raise ValueError for settings of images, where no image is read."""

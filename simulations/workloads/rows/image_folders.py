@@ -93,24 +93,24 @@ def list_images(folder: Path, given: str) -> tuple[dict[str, list[str]], list[st
         raise ValueError(
             f"{given}: {loose[0]} is in no folder of a class: move it into one, or remove it"
         )
-    found: dict[str, list[str]] = {}
+    by_label: dict[str, list[str]] = {}
     others: list[str] = []
     for label in classes:
         inside = sorted(_files(folder / label))
-        found[label] = [name for name in inside if _is_image(name)]
+        by_label[label] = [name for name in inside if _is_image(name)]
         rest = [name for name in inside if not _is_image(name)]
         others += [f"{label}/{name}" for name in rest]
-        if not found[label]:
+        if not by_label[label]:
             kinds = f" (it has {len(rest)} other files, such as {rest[0]})" if rest else ""
             raise ValueError(
                 f"{given}: the class {label!r} has no images{kinds}: expected {shown}; fill the "
                 "folder or remove it"
             )
-    if not found:
+    if not by_label:
         raise ValueError(
             f"{given}: expected a folder of images for each class, as {folder.name}/cat/1.png"
         )
-    return found, others
+    return by_label, others
 
 
 def _is_hidden(name: str) -> bool:

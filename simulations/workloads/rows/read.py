@@ -195,14 +195,16 @@ def _table(table: Table, columns: Columns) -> Rows:
         ]
     )
     values = {name: table.values(name) for name in (*inputs, *wanted)}
-    found = (
+    values_of_targets = (
         array_of(table.targets, f"{what} targets")
         if not wanted
         else _joined([values[name] for name in wanted], what)
     )
     published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
     targets, classes = (
-        _numbered(found, published, columns, what) if wanted else as_targets(found, columns, what)
+        _numbered(values_of_targets, published, columns, what)
+        if wanted
+        else as_targets(values_of_targets, columns, what)
     )
     if len(targets) != table.size:
         raise ValueError(
@@ -220,8 +222,12 @@ def _table(table: Table, columns: Columns) -> Rows:
         if column.ndim == 1 and (name in columns.more or name in wanted or name not in inputs)
     }
     # of a Series
-    if not wanted and getattr(table.targets, "name", None) is not None and np.ndim(found) == 1:
-        groups.setdefault(str(table.targets.name), text_of(np.asarray(found)))
+    if (
+        not wanted
+        and getattr(table.targets, "name", None) is not None
+        and np.ndim(values_of_targets) == 1
+    ):
+        groups.setdefault(str(table.targets.name), text_of(np.asarray(values_of_targets)))
     if lists := [name for name in columns.more if name in table.columns and name not in groups]:
         raise ValueError(
             f"{what}: column {lists[0]!r} holds lists: give each row its client, a text or a number"
@@ -298,10 +304,15 @@ def _inputs(
     if len(arrays) == 1 and (
         isinstance(arrays[0][0], dict | bytes) or hasattr(arrays[0][0], "convert")
     ):
-        images = ((f"the image in row {row} of {what}", one) for row, one in enumerate(arrays[0]))
+        images = (
+            (f"the image in row {row} of {what}", row_array)
+            for row, row_array in enumerate(arrays[0])
+        )
         return stack(images, columns, what)
     for name, array in values.items():
-        lacking = [] if numbers else [row for row, one in enumerate(array) if one is None]
+        lacking = (
+            [] if numbers else [row for row, row_array in enumerate(array) if row_array is None]
+        )
         if lacking:
             raise ValueError(
                 f"{what}: column {name!r} has a missing value in row {lacking[0]}: fill it in, or "
@@ -316,20 +327,20 @@ def _several_kinds(values: Mapping[str, np.ndarray], numbers: Sequence[str], wha
     others = [name for name in values if name not in numbers]
     if others:
         shown = ", ".join(f"{name} ({_first_text(values[name])})" for name in others)
-        found = f"columns {shown} are no numbers, {', '.join(numbers)} are"
+        kinds = f"columns {shown} are no numbers, {', '.join(numbers)} are"
     else:
         lists = next(name for name in numbers if values[name].ndim > 1)
-        found = f"column {lists!r} holds lists, others numbers"
-    return f"{what}: {found}: {BY_COLUMN}; inputs= names columns of one kind, to use these alone"
+        kinds = f"column {lists!r} holds lists, others numbers"
+    return f"{what}: {kinds}: {BY_COLUMN}; inputs= names columns of one kind, to use these alone"
 
 
 def _first_text(array: np.ndarray) -> str:
     """The first of some things that is no number, with its row."""
-    for row, one in enumerate(array):
+    for row, item in enumerate(array):
         try:
-            float(one)
+            float(item)
         except (TypeError, ValueError):
-            return f"row {row}: {one!r}"
+            return f"row {row}: {item!r}"
     return f"row 0: {array[0]!r}"
 
 
@@ -344,10 +355,10 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     wanted, classes = as_targets(targets, columns, what)
     sizes = {len(value) for value in values}
     if sizes != {len(wanted)} or not len(wanted):
-        found = " and ".join(map(str, sorted(sizes)))
+        lengths = " and ".join(map(str, sorted(sizes)))
         none = " (no rows)" if sizes == {0} else ""
         raise ValueError(
-            f"{what}: expected as many inputs as targets, and one row at least, got {found} and "
+            f"{what}: expected as many inputs as targets, and one row at least, got {lengths} and "
             f"{len(wanted)}{none}"
         )
     if isinstance(stored, dict):
@@ -496,13 +507,13 @@ def _has(item: Any, first: Mapping[Any, Any]) -> bool:
 
 def _stacked(items: Sequence[Any], what: str) -> Tensor:
     try:
-        found = torch.stack([torch.as_tensor(item) for item in items])
+        stacked = torch.stack([torch.as_tensor(item) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:
         texts = any(isinstance(item, str) for item in items)
         fix = "make numbers of texts in __getitem__" if texts else "give every example one shape"
         raise ValueError(f"{what} cannot be stacked: {error}; {fix}") from None
     return (
-        found.float()
-        if found.dtype == torch.float64 and not isinstance(items[0], Tensor)
-        else found
+        stacked.float()
+        if stacked.dtype == torch.float64 and not isinstance(items[0], Tensor)
+        else stacked
     )

@@ -174,16 +174,16 @@ def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
 def features_of(schema: Any) -> dict[str, Any]:
     """The description of each column that the ``datasets`` library left in a schema of pyarrow."""
     info = metadata_of(schema, b"huggingface").get("info")
-    found = info.get("features") if isinstance(info, dict) else None
-    return found if isinstance(found, dict) else {}
+    features = info.get("features") if isinstance(info, dict) else None
+    return features if isinstance(features, dict) else {}
 
 
 def metadata_of(holder: Any, key: bytes) -> dict[str, Any]:
     """What a library left in a schema or table of pyarrow; nothing for what it cannot have left."""
     try:
-        found = bounded.parse_json(
+        metadata = bounded.parse_json(
             (getattr(holder, "schema", holder).metadata or {}).get(key, b"{}")
         )
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}

@@ -70,11 +70,11 @@ class Prepare:
             return torch.zeros(0, 1)
         if not self.alone or len(first) == 1:
             return self.transform(tensors)
-        made = [
+        transformed_rows = [
             self.transform(each(tensors, itemgetter(slice(row, row + 1))))
             for row in range(len(first))
         ]
-        return joined(made)
+        return joined(transformed_rows)
 
 
 def joined(rows: Sequence[Any]) -> Inputs:
@@ -113,10 +113,10 @@ def transformed(
         raise ValueError(f"{what} inputs are {given}, which no model takes: {fix}")
 
     def make(rows: Sequence[Any]) -> dict[str, Tensor]:
-        made = run_transform(
+        result = run_transform(
             transform, *(map(list, zip(*rows, strict=True)) if several else [list(rows)])
         )
-        named = made.items() if isinstance(made, Mapping) else [("inputs", made)]
+        named = result.items() if isinstance(result, Mapping) else [("inputs", result)]
         return {str(name): torch.as_tensor(value) for name, value in named}
 
     parts: list[dict[str, Tensor]] = []
@@ -150,11 +150,11 @@ def check_same_rows(
     """
     for name in dict.fromkeys([*together, *(name for one in alone for name in one)]):
         whole = together.get(name)
-        found = [one[name] for one in alone if name in one]
-        shapes = {tuple(one.shape) for one in found}
+        values = [one[name] for one in alone if name in one]
+        shapes = {tuple(one.shape) for one in values}
         if (
             whole is None
-            or len(found) < len(alone)
+            or len(values) < len(alone)
             or whole.ndim == 0
             or shapes != {(1, *whole.shape[1:])}
         ):
@@ -163,7 +163,7 @@ def check_same_rows(
                 "for several"
             )
             raise ValueError(f"transform gave {what} {name} of shape {given}: {ONE_SHAPE}")
-        if columns := differing(torch.cat(found), whole[list(rows)]):
+        if columns := differing(torch.cat(values), whole[list(rows)]):
             raise ValueError(
                 f"transform gives other {what} {name} for a row alone than in a batch, which mixes "
                 "examples: make each row from itself alone, without statistics of the batch and "
@@ -232,8 +232,8 @@ def prefers_texts(
             return None
 
     with own_draws("cpu"):
-        found = shapes(*texts)
-        return found is not None and shapes(numbers) in (None, found)
+        shape = shapes(*texts)
+        return shape is not None and shapes(numbers) in (None, shape)
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
@@ -290,22 +290,22 @@ def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
         *([a, b] for a, b in pairwise(order)),
     ):
         if together:
-            made = dict(fields_of(make(together)))
+            whole = dict(fields_of(make(together)))
             if wrong := [
                 name
-                for name, value in made.items()
+                for name, value in whole.items()
                 if value.ndim == 0 or len(value) != len(together)
             ]:
                 raise ValueError(
-                    f"transform gave {what} {wrong[0]} of shape {tuple(made[wrong[0]].shape)} for "
+                    f"transform gave {what} {wrong[0]} of shape {tuple(whole[wrong[0]].shape)} for "
                     f"{len(together)} rows: {ONE_SHAPE}"
                 )
-            check_same_rows([alone[row] for row in together], made, range(len(together)), what)
+            check_same_rows([alone[row] for row in together], whole, range(len(together)), what)
 
 
 def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> Inputs:
     """The model's inputs of some rows. Raises ValueError, with its error, for a transform that
     fails.
     """
-    found: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
-    return found
+    inputs_of_rows: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
+    return inputs_of_rows

@@ -36,7 +36,7 @@ def export(run: Path, out: Path | None = None, *, merge_lora: bool = False) -> P
 
 def logits_of(run: Run, inputs: object) -> torch.Tensor:
     """Of the model that the run evaluated."""
-    state = run.plan.server_state()
+    state = run.plan.initial.server()
     state.load_state_dict(run.checkpoint["server"])
     with state.evaluated() as model, torch.no_grad():
         return model.eval()(**inputs) if isinstance(inputs, dict) else model(inputs)

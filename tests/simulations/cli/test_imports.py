@@ -81,7 +81,7 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
         "import fedlsg.simulations.cli.command_line",
         "import fedlsg.simulations.engines.cluster",
         "from fedlsg.simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
-        "from fedlsg.simulations.settings import published, settings; published.resolve({})",
+        "from fedlsg.simulations.settings import with_preset, settings; with_preset.resolve({})",
         "import sys; sys.argv = ['fedlsg', '--help']\nfrom fedlsg.simulations.cli.command_line import app\n"
         "app(standalone_mode=False)",
     )

@@ -86,8 +86,8 @@ def test_the_clients_gradients_make_the_server_s_step(case, runs):
     clients = payload_files(run.path)[1]
     seen = [arrays_of(run, 1, client) for client in clients]
     assert all(one["divisor"] > 0 for one in seen)
-    model = run.plan.build_model()
-    rates = run.plan.server_state().optimizer.param_groups
+    model = run.plan.initial.model()
+    rates = run.plan.initial.server().optimizer.param_groups
     rate_of = {id(p): group["lr"] for group in rates for p in group["params"]}
     assert len(set(rate_of.values())) == 1
     total = np.concatenate(

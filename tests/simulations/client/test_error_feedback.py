@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import fedlsg.simulations.client.train
+import fedlsg.strategies.protocol.expectations
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
-from fedlsg.simulations.client.train import expected_payload
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.storage import last_payload
 from fedlsg.simulations.storage.last_payload import FeedbackBox
 from fedlsg.strategies.protocol.wire import Announcement
@@ -63,7 +63,7 @@ def watch(patch: pytest.MonkeyPatch) -> Watched:
     def listen(values, frame, base: Base, announced: Announcement, dither, box, question) -> bytes:
         payload = shipped(values, frame, base, announced, dither, box, question)
         if dither.client == 0:
-            wanted: Expected = expected_payload(frame, base, announced, dither)
+            wanted: Expected = base.uplink.expected(frame, round=announced.round, dither=dither)
             seen.gradients += values.double()
             seen.received += decode(unpack(payload, wanted), frame).double()
             seen.payloads += 1
@@ -194,7 +194,7 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
     """Negative control: the rules planted open; the client looks once more, before it reads a
     memory.
     """
-    monkeypatch.setattr(fedlsg.simulations.client.train, "keeps_memory", lambda method, codec: True)
+    monkeypatch.setattr(fedlsg.strategies.protocol.expectations, "keeps_memory", lambda *_: True)
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
     assert "would leak: not sent" in run.log

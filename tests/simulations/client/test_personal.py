@@ -66,8 +66,8 @@ def test_a_head_is_the_clients_own_noisy_values(tmp_path, monkeypatch):
     values = sum(block.kept for block in frames[0].wire.blocks)
     assert all(row.uplink_bytes == 3 * (4 * values + 80) for row in run.rows)
     assert values == frames[0].kept - SIZE
-    start = run.plan.build_model()
-    state = run.plan.server_state()
+    start = run.plan.initial.model()
+    state = run.plan.initial.server()
     state.load_state_dict(run.directory.load_checkpoint()["server"])
     # the server never moves it
     assert trainable(state.model)["classifier.weight"].equal(start.classifier.weight)

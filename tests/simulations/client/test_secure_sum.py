@@ -30,7 +30,7 @@ def whole(tmp_path_factory) -> Run:
 
 
 def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
-    release = whole.plan.server_state().plan(whole.plan.local, whole.plan.sums).release
+    release = whole.plan.initial.server().plan(whole.plan.local, whole.plan.sums).release
     for client in range(5):
         entries = whole.entries(client)
         assert [(e.round, e.attempt, e.steps) for e in entries] == [(1, 0, 1), (2, 0, 1)]
@@ -72,7 +72,7 @@ def test_the_clipped_sum_is_not_rounded_to_float32_before_the_noise(tmp_path, mo
 
 def test_a_grid_that_is_planned_for_all_clients_would_be_seen(whole):
     """The noise of three honest survivors alone is what the ledger says: 2.0 C."""
-    release = whole.plan.server_state().plan(whole.plan.local, whole.plan.sums).release
+    release = whole.plan.initial.server().plan(whole.plan.local, whole.plan.sums).release
     clip_norm = whole.plan.method.mechanism.clip_norm
     assert 2.0 * clip_norm <= release.noise_std(3) < 2.0 * clip_norm * 1.01
     assert release.noise_std(4) > 2.2 * clip_norm
@@ -137,7 +137,7 @@ def test_a_round_with_too_few_clients_is_given_up(stage, tmp_path, with_weights)
 @pytest.fixture(scope="module")
 def with_weights(whole) -> torch.Tensor:
     """The initial weights."""
-    state = whole.plan.build_model().state_dict()
+    state = whole.plan.initial.model().state_dict()
     return torch.cat([state[name].flatten() for name in whole.model])
 
 

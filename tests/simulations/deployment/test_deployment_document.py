@@ -13,8 +13,8 @@ from benchmarks.flower.how_to import blocks
 from fedlsg.simulations.client.node.conditions import usable
 from fedlsg.simulations.client.node.node_config import KEYS, NodeConfig, read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError
-from fedlsg.simulations.settings.published import from_run_config
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.settings.with_preset import from_run_config
 from tests.places import REPOSITORY
 
 DOCUMENT = REPOSITORY / "docs" / "deployment.md"

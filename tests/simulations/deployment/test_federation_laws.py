@@ -73,7 +73,7 @@ def failing(*partitions: int) -> ClientFunction:
 
 def noise_gain(run: Run) -> float:
     """Noise of the averaged update over sigma C / (q N), which is that of central training."""
-    start = torch.cat([w.detach().flatten() for w in run.plan.build_model().parameters()])
+    start = torch.cat([w.detach().flatten() for w in run.plan.initial.model().parameters()])
     return float((run.weights - start).std()) / (50.0 * 0.5 / (0.05 * N))
 
 

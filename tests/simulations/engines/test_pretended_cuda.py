@@ -8,7 +8,7 @@ import torch
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.privacy.mechanism import add_noise
 from fedlsg.randomness import secret_stream
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.training_rows import TrainingRows
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
@@ -68,7 +68,7 @@ def test_a_run_on_a_pretended_device_leaves_the_same_records(case, tmp_path, mon
 
 
 def test_inputs_that_stay_on_the_cpu_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(Base, "fetch", property(lambda base: base.workload.train.batch))
+    monkeypatch.setattr(TrainingRows, "fetch", property(lambda rows: rows.train.batch))
     with pretended_cuda(monkeypatch):
         broken = run_local(tmp_path, **FEW)
     assert "expected all tensors of aten::" in broken.log

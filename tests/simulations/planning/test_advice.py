@@ -9,8 +9,8 @@ from torch import nn
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice import advice, torch_func_line
+from fedlsg.simulations.planning.initial_state import InitialState
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import TEST, TRAIN, workload
 
@@ -71,7 +71,7 @@ def with_formulas() -> nn.Module:
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 @pytest.mark.parametrize("build", [without_formula, with_formulas])
 def test_the_line_of_a_run(monkeypatch, build, method):
-    monkeypatch.setattr(Base, "build_model", lambda self: build())
+    monkeypatch.setattr(InitialState, "model", lambda self: build())
     settings = {
         "workload": "digits",
         "method": method,

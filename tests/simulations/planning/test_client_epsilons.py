@@ -13,16 +13,15 @@ import torch
 from torch import nn
 
 import fedlsg
+from fedlsg.simulations.planning.clients import CAP, own_weights
 from fedlsg.simulations.planning.own_choices import choices, noise_of_mean
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.report.client_table import client_table
 from fedlsg.simulations.report.words import privacy_line
 from fedlsg.simulations.run.plan_command import worst
 from fedlsg.simulations.settings.own_epsilons import (
-    CAP,
     has_deltas,
     numbered,
-    own_weights,
     read_own,
     setting_of,
     text_of,

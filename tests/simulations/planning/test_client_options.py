@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.plan import Plan, make_plan, prepare
-from fedlsg.simulations.planning.run_base import Own
+from fedlsg.simulations.planning.plan import Plan, make_plan
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.training_rows import OwnData
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Split
 from tests.simulations.support.runs import SMALL, run_local
@@ -61,8 +62,10 @@ def test_a_client_counts_equally_or_by_its_examples_whatever_its_rate(rates):
         make_plan(from_mapping(settings | {"weighting": how})) for how in ("clients", "examples")
     )
     assert shares(equal) == pytest.approx([1.0] * 4)
-    assert shares(by_size) == pytest.approx([n / (sum(by_size.sizes) / 4) for n in by_size.sizes])
-    assert len(set(by_size.sizes)) > 1
+    assert shares(by_size) == pytest.approx(
+        [n / (sum(by_size.clients.sizes) / 4) for n in by_size.clients.sizes]
+    )
+    assert len(set(by_size.clients.sizes)) > 1
 
 
 def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):
@@ -74,8 +77,8 @@ def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):
         "record_updates": True,
     }
     runs = [run_local(tmp_path / str(how), weighting=how, **settings) for how in (None, "clients")]
-    plan, start = runs[1].plan, runs[1].plan.server_state().weights
-    frame = plan.public_state().frame(1, updates=0)
+    plan, start = runs[1].plan, runs[1].plan.initial.server().weights
+    frame = plan.initial.public().frame(1, updates=0)
     sent = list(runs[1].payloads.values())
     assert list(runs[0].payloads.values()) == sent
     total = sum(
@@ -100,7 +103,7 @@ def own_rows(count: int):
 
 
 def test_all_rows_are_the_clients_own():
-    base = prepare(from_mapping(SETTINGS), own=Own(client=2, read=own_rows(70)))
+    base = prepare(from_mapping(SETTINGS), own=OwnData(client=2, read=own_rows(70)))
     assert base.parts[2].tolist() == list(range(70))
     assert len(base.workload.train) == 70
     assert base.local.expected_batch == pytest.approx(7.0)
@@ -109,13 +112,15 @@ def test_all_rows_are_the_clients_own():
 def test_the_announced_expected_batch_makes_the_divisor():
     """Of a federation of other sizes: the client's own says nothing about it."""
     base = prepare(
-        from_mapping(SETTINGS), own=Own(client=0, read=own_rows(70), expected_batch=40.0)
+        from_mapping(SETTINGS), own=OwnData(client=0, read=own_rows(70), expected_batch=40.0)
     )
     assert (base.local.expected_batch, base.divisor) == (40.0, 120.0)
 
 
-@pytest.mark.parametrize("question", [lambda b: b.sizes, lambda b: b.steps, lambda b: b.parts[0]])
+@pytest.mark.parametrize(
+    "question", [lambda b: b.clients, lambda b: b.rows.sizes, lambda b: b.parts[0]]
+)
 def test_what_others_hold_is_refused_not_guessed(question):
-    base = prepare(from_mapping(SETTINGS), own=Own(client=2, read=own_rows(70)))
+    base = prepare(from_mapping(SETTINGS), own=OwnData(client=2, read=own_rows(70)))
     with pytest.raises(LookupError, match=r"own data only|data of the others"):
         question(base)

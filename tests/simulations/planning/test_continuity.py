@@ -17,7 +17,8 @@ from fedlsg.accounting.certified import epsilon
 from fedlsg.privacy import RunLedger
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.planning.continuity import check_unchanged, data_digest
+from fedlsg.simulations.planning.continuity import check_unchanged
+from fedlsg.simulations.planning.data_digest import data_digest
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.lock import exclusive

@@ -38,7 +38,7 @@ def planned(**changes: Any) -> Plan:
 def test_a_workload_that_ships_is_checked_and_its_settings_say_so() -> None:
     plan = planned()
     assert (plan.local.isolation, plan.settings.isolation) == ("checked", "checked")
-    assert isolation_line(plan, plan.public_state()) is None
+    assert isolation_line(plan, plan.initial.public()) is None
 
 
 @pytest.mark.parametrize("level", ["isolated", "rows"])
@@ -70,7 +70,7 @@ def test_a_loss_of_ones_own_is_named_and_isolated(tmp_path: Path) -> None:
     quick(tmp_path / "own", loss=loss)
     plan = make_plan(RunDir(tmp_path / "own").read_config())
     assert plan.local.isolation == "isolated"
-    assert "<lambda>" in str(isolation_line(plan, plan.public_state()))
+    assert "<lambda>" in str(isolation_line(plan, plan.initial.public()))
 
 
 @pytest.mark.parametrize("changes", [{"method": "sgd", "noise_multiplier": None}], ids=str)

@@ -33,7 +33,7 @@ def test_small_models_have_the_microbatch_of_before(plans):
 
 def test_a_dense_method_forms_gradients_for_each_example(plans):
     low, dense = (memory_of(plans[name]) for name in ("lsg", "dpsgd"))
-    weights = sum(p.numel() for p in plans["dpsgd"].build_model().parameters())
+    weights = sum(p.numel() for p in plans["dpsgd"].initial.model().parameters())
     assert dense.gradients >= 4 * weights
     assert low.gradients < dense.gradients
     assert low.activations == dense.activations > 0
@@ -63,7 +63,7 @@ def test_a_given_size_stays(plans):
 
 def test_activations_of_a_row_do_not_depend_on_its_values(plans):
     base = plans["lsg"]
-    model, (inputs, _) = base.build_model(), base.workload.test.batch(torch.arange(1))
+    model, (inputs, _) = base.initial.model(), base.workload.test.batch(torch.arange(1))
     assert memory._saved_bytes(model, inputs) == memory._saved_bytes(model, inputs * 0 + 7)
     two = base.workload.test.batch(torch.arange(2))[0]
     assert memory._saved_bytes(model, two) > memory._saved_bytes(model, inputs)

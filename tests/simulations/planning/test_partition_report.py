@@ -5,8 +5,8 @@ it refuses.
 import numpy as np
 import pytest
 
-from fedlsg.simulations.planning.plan import prepare
-from fedlsg.simulations.planning.prepare import measure
+from fedlsg.simulations.planning.balance import measure
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 
 
@@ -23,7 +23,7 @@ def test_measured_against_the_labels_themselves(scheme):
             slow[client, int(base.workload.train.labels[row])] += 1
     assert np.array_equal(balance.counts, slow)
     assert balance.counts.sum() == 1437
-    assert balance.sizes.tolist() == base.sizes
+    assert balance.sizes.tolist() == base.clients.sizes
     other = measure(
         prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme, "seed": 1}))
     )

@@ -13,7 +13,8 @@ from rich.console import Console
 from fedlsg.accounting.certified import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.config.selection import UNIFORM
-from fedlsg.simulations.planning.plan import Plan, check_budget, make_plan
+from fedlsg.simulations.planning.client_noise import check_budget
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.run.commands import run_command
 from fedlsg.simulations.settings.settings import from_mapping
@@ -82,7 +83,7 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
     expected = [UNIFORM.select(4, 2, round=r, seed=0) for r in range(1, 6)]
     assert asked == [" ".join(map(str, clients)) for clients in expected]
     counts = [sum(client in clients for clients in expected) for client in range(4)]
-    assert run.plan.steps == counts
+    assert run.plan.clients.steps == counts
     assert 5 / 2 < max(counts) < 5, "some client is asked more often than the mean, none always"
     spent = []
     for client in range(4):
@@ -149,9 +150,10 @@ def test_a_noise_that_spends_the_budget_in_one_round_is_refused():
     hundred = Event(
         sample_rate=0.1, noise_multiplier=2.0, steps=100 * plan.local.steps, log_ratio=100.0
     )
-    check_budget([hundred], plan)  # one round has a hundredth of Lambda: 2 of the budget of 8
+    # one round has a hundredth of Lambda: 2 of the budget of 8
+    check_budget([hundred], plan.clients)
     with pytest.raises(ValueError, match="one round costs epsilon"):
-        check_budget([replace(hundred, log_ratio=401.0)], plan)
+        check_budget([replace(hundred, log_ratio=401.0)], plan.clients)
 
 
 WEIGHTS = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.arange(64.0) / 64}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedlsg.simulations import workloads
 from fedlsg.simulations.models.pretrained import digest_of
 from fedlsg.simulations.models.small import digits_mlp
-from fedlsg.simulations.planning.plan import prepare
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.updates import write_model
 from tests.simulations.support.own import workload
@@ -43,7 +43,7 @@ def base(**settings):
 
 def test_the_initial_model_has_the_weights_and_a_fresh_classifier(weights):
     started, plain = base(pretrained=str(weights)), base()
-    model, fresh = started.build_model().state_dict(), plain.build_model().state_dict()
+    model, fresh = started.initial.model().state_dict(), plain.initial.model().state_dict()
     stored = load_file(weights / "model.safetensors")
     assert all(torch.equal(model[name], stored[name]) for name in stored)
     assert all(

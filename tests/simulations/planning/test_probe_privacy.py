@@ -90,7 +90,7 @@ def frames(base: Base) -> list[bytes]:
     """Digests of the first frame, and of one at a later refresh at given weights, and of one after
     that.
     """
-    state = base.server_state()
+    state = base.initial.server()
     found = [state.frame(1).digest]
     generator = torch.Generator().manual_seed(1)
     load_weights(
@@ -183,7 +183,7 @@ def test_a_source_that_reads_private_rows_is_noticed(digits):
 
     base = base_of(replace(hidden, synthetic={"leaves": draw}), "probe", "leaves")
     with pytest.raises(AssertionError, match="a private example was read"):
-        base.server_state().frame(1)
+        base.initial.server().frame(1)
 
 
 def test_a_refresh_is_charged_as_every_round(tmp_path, monkeypatch):

@@ -16,7 +16,9 @@ import torch
 from fedlsg.accounting import compose, epsilon
 from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.simulations.planning.advice import rho_of, sum_line
-from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of, make_plan
+from fedlsg.simulations.planning.client_noise import events_of
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, plan_at, run_local
 
@@ -156,7 +158,7 @@ def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
     """The step of the weights in round 1, and its plan."""
     run = run_local(out, **FAINT, **settings)
     assert run.plan is not None
-    before = torch.cat([p.detach().flatten() for p in run.plan.build_model().parameters()])
+    before = torch.cat([p.detach().flatten() for p in run.plan.initial.model().parameters()])
     return run.weights - before, run
 
 
@@ -179,12 +181,12 @@ def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
     noisy, run = sent(tmp_path / "noisy", **settings)
     clean, _ = sent(tmp_path / "clean", mechanism="clip-only", noise_multiplier=None, **settings)
     plan = run.plan
-    frame = plan.public_state().frame(1, updates=0)
+    frame = plan.initial.public().frame(1, updates=0)
     largest = plan.method.mechanism.sensitivity(len(frame.blocks))
     # the noise of a round's steps, which are independent
     steps = math.sqrt(settings.get("local_steps", 1))
     measured = float((noisy - clean).norm()) / largest / steps
-    assert run.summary["rho"] == rho_of(plan, plan.public_state())
+    assert run.summary["rho"] == rho_of(plan, plan.initial.public())
     assert measured == pytest.approx(run.summary["rho"], rel=0.05)
 
 
@@ -203,7 +205,7 @@ def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(
     the clients.
     """
     plan, _ = plan_at(tmp_path / "run", **settings)
-    found = sum_line(plan, plan.public_state())
+    found = sum_line(plan, plan.initial.public())
     assert found is not None
     assert f"noise planned for {honest}\n" in found
     assert found.endswith(f"of a sum {cost} times as large")

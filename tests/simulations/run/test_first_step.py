@@ -34,7 +34,7 @@ def planned(given=(), **made) -> Plan:
 
 def by_hand(plan: Plan) -> float:
     """The root of the inner product of the mean clipped gradients of two halves, by autograd."""
-    model, C = plan.build_model(), plan.method.mechanism.clip_norm
+    model, C = plan.initial.model(), plan.method.mechanism.clip_norm
     own = list(model.parameters())
     clipped = []
     for x, y in zip(*PUBLIC, strict=True):

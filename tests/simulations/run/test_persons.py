@@ -14,11 +14,12 @@ import fedlsg
 from fedlsg.accounting import epsilon
 from fedlsg.simulations.inspection.partition_view import rows_of
 from fedlsg.simulations.inspection.partition_view import table as partition_table
+from fedlsg.simulations.planning.balance import measure
 from fedlsg.simulations.planning.continuity import fingerprint
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.prepare import measure, prepare
-from fedlsg.simulations.planning.run_base import Own
-from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.training_rows import OwnData
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.workloads import give
 from tests.simulations.support.own import QUICK, TEST, TRAIN, build, quick, workload
 
@@ -92,7 +93,7 @@ def test_whole_persons_are_dealt_and_counted():
     for client, part in enumerate(plan.parts):
         owner[part] = client
     assert all(len(owner[row : row + 5].unique()) == 1 for row in range(0, ROWS, 5))
-    assert list(plan.sizes) == [4, 4, 4]
+    assert list(plan.clients.sizes) == [4, 4, 4]
     assert plan.divisor == pytest.approx(3 * 0.2 * 4)
     assert [terms.num_examples for terms in plan.terms] == [4, 4, 4]
 
@@ -100,7 +101,7 @@ def test_whole_persons_are_dealt_and_counted():
 def test_rows_without_a_person_are_their_own():
     who = [None if row < 10 else name for row, name in enumerate(PATIENT)]
     plan = plan_of(train=table(who), clients=1)
-    assert list(plan.sizes) == [PERSONS - 2 + 10]
+    assert list(plan.clients.sizes) == [PERSONS - 2 + 10]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_person_at_two_clients_is_refused():
         plan_of(train=table(hospital=odd), partition="hospital", clients=None)
     halves = np.arange(ROWS) // 30
     plan = plan_of(train=table(hospital=halves), partition="hospital", clients=None)
-    assert list(plan.sizes) == [6, 6]
+    assert list(plan.clients.sizes) == [6, 6]
     with pytest.raises(ValueError, match="two clients"):
         plan_of(partition="dirichlet")
 
@@ -216,9 +217,9 @@ def test_a_deployed_client_counts_the_persons_of_its_own_rows(tmp_path):
             "sample_rate": 0.2,
         }
     )
-    own = Own(client=1, read=lambda w: w.read(path, tmp_path), expected_batch=3.0)
+    own = OwnData(client=1, read=lambda w: w.read(path, tmp_path), expected_batch=3.0)
     base = prepare(replace(settings, clients=2), own=own)
-    assert base.size_of(1) == 15
+    assert base.rows.size_of(1) == 15
     table().drop(columns="patient").to_csv(path, index=False)
     with pytest.raises(ValueError, match="unit=patient"):
         prepare(replace(settings, clients=2), own=own)
@@ -248,7 +249,9 @@ def test_a_file_s_persons_are_texts_and_no_numbers(who, tmp_path):
     given = {"train": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
     give("persons", workload(unit="patient", **given))
     settings = {"workload": "persons", "unit": "patient", "clients": 1, "method": "dpsgd"}
-    assert prepare(resolve({**settings, "noise_multiplier": 2.0, "delta": 1e-3})).sizes == [2]
+    assert prepare(resolve({**settings, "noise_multiplier": 2.0, "delta": 1e-3})).clients.sizes == [
+        2
+    ]
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def check_both_runs_count(folder, **given):
 
 def start_of(run):
     plan = run._plan
-    return torch.cat([p.flatten() for p in plan.build_model().parameters()])
+    return torch.cat([p.flatten() for p in plan.initial.model().parameters()])
 
 
 def end_of(run):

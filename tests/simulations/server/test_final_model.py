@@ -61,7 +61,7 @@ for run in sys.argv[2:]:
 
 def evaluated(run: Run, inputs: Tensor) -> Tensor:
     """Logits of the model that the server evaluated, from the checkpoint."""
-    state = run.plan.server_state()
+    state = run.plan.initial.server()
     state.load_state_dict(run.checkpoint["server"])
     with state.evaluated() as model, torch.no_grad():
         return model(inputs)
@@ -94,7 +94,7 @@ def test_plain_torch_computes_the_logits_of_the_evaluated_model(case, runs):
 def test_the_accuracy_of_the_summary_comes_back(case, runs):
     run = runs[case]
     tensors, _ = read_model(run.path)
-    model = run.plan.build_model()
+    model = run.plan.initial.model()
     model.load_state_dict(tensors)
     found = evaluate(model, run.plan.workload.test, device="cpu")
     assert (found.accuracy, found.loss) == (run.summary["accuracy"], run.summary["loss"])

@@ -52,7 +52,7 @@ def due(run: Run) -> dict[int, Counter[int]]:
     public draws.
     """
     assert run.plan is not None
-    draws: Participation = run.plan.participation
+    draws: Participation = run.plan.clients.participation
     found: dict[int, Counter[int]] = {client: Counter() for client in range(CLIENTS)}
     for round, selected in enumerate(draws.schedule(len(run.rows)), 1):
         for client in set(selected) - draws.leaving(round):
@@ -125,9 +125,11 @@ def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
     assert plan is not None
     base = [
         seconds / factor
-        for seconds, factor in zip(plan.participation.compute_seconds, _factors(hard), strict=True)
+        for seconds, factor in zip(
+            plan.clients.participation.compute_seconds, _factors(hard), strict=True
+        )
     ]
-    assert base == pytest.approx([0.2 * size * 0.01 for size in plan.sizes])
+    assert base == pytest.approx([0.2 * size * 0.01 for size in plan.clients.sizes])
 
 
 def _factors(run: Run) -> list[float]:
@@ -152,7 +154,7 @@ def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
     run = run_local(tmp_path / "run", **settings)
     assert run.plan is not None
     most = max(sum(rounds.values()) for rounds in charged(run).values())
-    assert most == max(run.plan.steps)
+    assert most == max(run.plan.clients.steps)
     assert not any(row.rejected for row in run.rows)
     assert run.rows[-1].epsilon_max <= 4.0
     everybody = Participation(clients=CLIENTS, per_round=5, seed=0)
@@ -177,9 +179,11 @@ def test_a_trace_decides_who_is_selected_and_the_plan_knows_it(tmp_path):
     stopped = stopped_after(2, tmp_path / "run", **settings)
     run = resume_local(stopped.path)
     assert run.plan is not None
-    assert lists(run, "asked") == [set(clients) for clients in run.plan.participation.schedule(5)]
+    assert lists(run, "asked") == [
+        set(clients) for clients in run.plan.clients.participation.schedule(5)
+    ]
     starts = [0.0, *(row.columns["simulated_clock"] for row in run.rows[:-1])]
-    trace = run.plan.participation.availability
+    trace = run.plan.clients.participation.availability
     for start, asked in zip(starts, lists(run, "asked"), strict=True):
         assert all(trace.available(client, start) for client in asked)
     assert charged(run) == due(run)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedlsg.simulations.server import ready, recorder
-from fedlsg.simulations.server.ready import READ
-from fedlsg.simulations.settings.published import from_run_config
+from fedlsg.simulations.server import recorder, restore
+from fedlsg.simulations.server.restore import READ
+from fedlsg.simulations.settings.with_preset import from_run_config
 from fedlsg.simulations.storage.examined import Examined
 from fedlsg.simulations.storage.manifest import Manifest
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -88,8 +88,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     }
     seen = watch(folder, there)
     with pages(written=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ready, "examine", lambda run: Examined())
-        patch.setattr(ready, "reopen", lambda *_: None)
+        patch.setattr(restore, "examine", lambda run: Examined())
+        patch.setattr(restore, "reopen", lambda *_: None)
         patch.setattr(recorder, "accept", lambda *_, **__: None)
         patch.setattr(recorder, "Manifest", NoManifest)
         for run in runs:

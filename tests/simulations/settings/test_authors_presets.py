@@ -11,8 +11,10 @@ import torch
 
 from fedlsg.gradients import trainable
 from fedlsg.simulations.engines import local
+from fedlsg.simulations.planning.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.settings.published import find, presets, resolve
+from fedlsg.simulations.settings.published import find, presets
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
@@ -84,7 +86,7 @@ FAST = ("rgp-cifar10-eps8-r16-authors", "rgp-sst2-bert-eps8-r1-authors")
 )
 def test_it_runs_a_round(name, mirror, tmp_path):
     plan = plan_of(name, mirror)
-    directory: RunDir = create(str(tmp_path / name), plan.settings, private=not plan.covered)
+    directory: RunDir = create(str(tmp_path / name), plan.settings, private=not is_covered(plan))
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
     summary = local.run(plan, directory, on_round=ignore, page=False)
@@ -104,7 +106,7 @@ def test_each_private_row_of_the_paper_has_one():
 
 def test_images_have_the_classifier_divided_by_100(mirror):
     plan = plan_of("rgp-cifar10-eps8-authors", mirror)
-    blocks = plan.public_state().frame(1, updates=0).blocks
+    blocks = plan.initial.public().frame(1, updates=0).blocks
     weights = {block.parameter.partition(".")[0]: block.weight for block in blocks}
     assert weights.pop("classifier") == 0.01
     assert set(weights.values()) == {1.0}
@@ -120,8 +122,8 @@ def test_svhn_has_extra(mirror):
 @pytest.mark.slow
 def test_bert_trains_carried_weights_and_the_head_with_dropout(mirror):
     plan = plan_of("rgp-sst2-bert-eps8-authors", mirror)
-    model = plan.build_model()
-    carried = plan.public_state().carried
+    model = plan.initial.model()
+    carried = plan.initial.public().carried
     assert set(trainable(model)) == {*carried, "classifier.weight", "classifier.bias"}
     rates = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == {0.1}

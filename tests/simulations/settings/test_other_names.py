@@ -19,8 +19,8 @@ from fedlsg.simulations.compare.cells import Entry
 from fedlsg.simulations.compare.grid_file import from_toml
 from fedlsg.simulations.compare.search.space import make_spaces
 from fedlsg.simulations.run.simulate import MORE
-from fedlsg.simulations.settings.published import from_run_config
 from fedlsg.simulations.settings.settings import all_settings
+from fedlsg.simulations.settings.with_preset import from_run_config
 from tests.simulations.support.own import build, workload
 
 HINT = re.compile(

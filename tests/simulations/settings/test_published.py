@@ -8,9 +8,10 @@ import pytest
 
 from docs._sphinx.settings import presets_page
 from fedlsg.accounting.certified import epsilon as epsilon_of
-from fedlsg.simulations.settings.published import Published, find, presets, resolve
+from fedlsg.simulations.settings.published import Published, find, presets
 from fedlsg.simulations.settings.resolve import build_method
 from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.settings.with_preset import resolve
 from tests.places import REPOSITORY
 
 ALL = presets()

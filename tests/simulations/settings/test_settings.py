@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from docs._sphinx.settings import settings_page
 from fedlsg.config import Declared
-from fedlsg.simulations.settings.published import FREE_FORM, from_run_config
 from fedlsg.simulations.settings.settings import (
     KNOWN,
     PRESET,
@@ -26,6 +25,7 @@ from fedlsg.simulations.settings.settings import (
     from_values,
     parse,
 )
+from fedlsg.simulations.settings.with_preset import FREE_FORM, from_run_config
 from tests.places import REPOSITORY
 
 ALL = all_settings()

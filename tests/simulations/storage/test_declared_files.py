@@ -16,6 +16,7 @@ import pytest
 
 from docs._sphinx.files import HEAD, PAGE, anew
 from fedlsg.simulations.cli import command_line as cli
+from fedlsg.simulations.planning.disclosure import closed_folders
 from fedlsg.simulations.storage.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
 from fedlsg.simulations.storage.manifest import all_files
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -89,7 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         for name, settings in KINDS.items():
             run = run_local(folder / name, **{"rounds": 1} | settings)
             assert run.plan is not None
-            found[name] = run.path, run.plan.closed
+            found[name] = run.path, closed_folders(run.plan)
         repaired = stopped_after(1, folder / "repaired", reproducible=False)
         leave_old_ledgers(repaired)
         repaired.directory.checkpoint.write_bytes(b"damaged")

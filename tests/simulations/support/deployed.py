@@ -140,7 +140,12 @@ class Server:
         plan = make_plan(replace(known, reproducible=False))
         config = dict(as_config(known))
         return cls(
-            node=dict(node), copy=copy, run=run, config=config, plan=plan, state=plan.server_state()
+            node=dict(node),
+            copy=copy,
+            run=run,
+            config=config,
+            plan=plan,
+            state=plan.initial.server(),
         )
 
     @property

@@ -20,6 +20,7 @@ from fedlsg.privacy import SERVER, Entry
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.simulations.engines import local
+from fedlsg.simulations.planning.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.report import run_page
 from fedlsg.simulations.report.run_page import write_run_page
@@ -106,7 +107,7 @@ def plan_at(out: Path, **settings: Any) -> tuple[Plan, RunDir]:
     them.
     """
     plan = make_plan(from_mapping(SMALL | settings))
-    directory = create(str(out), plan.settings, private=not plan.covered)
+    directory = create(str(out), plan.settings, private=not is_covered(plan))
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
     return plan, directory

@@ -81,8 +81,8 @@ def test_rows_that_nobody_expected_are_made_here(folder, tmp_path):
 def test_workers_start_before_the_batch_and_a_killed_one_is_an_error_with_a_name(folder, tmp_path):
     base = plan_at(tmp_path / "run", data_dir=folder, loader_workers=1, **RUN)[0]
     batch, grouped = batches(base, 0, 1, []), groups(base, 0)
-    assert base.ahead is not None
-    pool = base.ahead.workers._pool
+    assert base.rows.ahead is not None
+    pool = base.rows.ahead.workers._pool
     assert pool is not None, "batches() starts them"
     (worker,) = pool._processes
     os.kill(worker, signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_workers_are_refused_for_rows_in_memory(tmp_path):
         plan_at(tmp_path / "run", loader_workers=2)
     base = plan_at(tmp_path / "run")[0]
     assert workers_of(base.settings, base.workload.train.inputs) == 0
-    assert base.ahead is None
+    assert base.rows.ahead is None
 
 
 def test_picked_files_are_files(folder, tmp_path):

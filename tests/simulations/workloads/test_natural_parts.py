@@ -46,9 +46,9 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     assert len(base(made, partition="writer").parts) == 3
     assert [len(part) for part in base(made, partition="ward").parts] == [N - 20, 20]
     assert len(base(made).parts) == 5  # iid
-    assert base(made, partition="writer").names == ("a", "b", "c")
-    assert base(made, partition="ward").names == ("False", "True")
-    assert base(made).names is None
+    assert base(made, partition="writer").clients.names == ("a", "b", "c")
+    assert base(made, partition="ward").clients.names == ("False", "True")
+    assert base(made).clients.names is None
     with refused("partition=writer has 3 values, and clients=4: leave clients out, or give 1 to 3"):
         base(made, partition="writer", clients=4)
     with refused(
@@ -70,8 +70,8 @@ def test_whole_values_are_dealt_to_fewer_clients():
     dealt = base(made, partition="patient", clients=3)
     held = [set(PATIENTS[part]) for part in dealt.parts]
     assert held == [{"p7"}, {"p0", "p2", "p4"}, {"p1", "p3", "p5", "p6"}]
-    assert dealt.sizes == [20, 18, 22]
-    assert dealt.names is None
+    assert dealt.clients.sizes == [20, 18, 22]
+    assert dealt.clients.names is None
     again = base(made, partition="patient", clients=3, seed=5)
     assert [part.tolist() for part in again.parts] == [part.tolist() for part in dealt.parts]
     assert len(base(made, partition="patient").parts) == 8  # one client each
@@ -82,7 +82,7 @@ def test_whole_values_are_dealt_to_fewer_clients():
         partition="patient",
         settings={"clients": 2},
     )
-    assert base(given).sizes == [31, 29]
+    assert base(given).clients.sizes == [31, 29]
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=200), st.data())

@@ -11,7 +11,7 @@ from fedlsg.method import LocalTraining
 from fedlsg.participation import Participation
 from fedlsg.payload import find_codec
 from fedlsg.privacy import Entry, Ledger, LedgerError, ledger_path
-from fedlsg.strategies.protocol.expectations import Expectations
+from fedlsg.strategies.protocol.expectations import Expectations, Uplink
 from fedlsg.strategies.protocol.proofs import LedgerCopies
 from fedlsg.strategies.protocol.round_report import RoundReport, Sent, SimulatedClock, traffic_of
 from fedlsg.strategies.protocol.wire import OVER_BUDGET
@@ -145,9 +145,8 @@ def test_the_noise_of_a_sum_is_that_of_all_clients_in_it():
         LocalTraining(),
         [public_terms(1, noise_multiplier=sigma)[0] for sigma in (1.0, 2.0, 3.0)],
     )
-    settings = FederationSettings(
-        terms=terms, clients_per_round=3, local=local, codec=find_codec("float32")
-    )
+    uplink = Uplink(method=state.method, codec=find_codec("float32"), seed=state.seed)
+    settings = FederationSettings(terms=terms, clients_per_round=3, local=local, uplink=uplink)
     known = Expectations(state=state, settings=settings)
     for clients in ((0,), (0, 2), (0, 1, 2)):
         each = [0.5 * (client + 1) for client in clients]

@@ -15,9 +15,9 @@ def membership_attacks() -> tuple[Attack, ...]:
     attacks have.
     """
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
-    found = [attack for module in modules for attack in module.ATTACKS]
-    names = [attack.name for attack in found]
+    attacks = [attack for module in modules for attack in module.ATTACKS]
+    names = [attack.name for attack in attacks]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two attacks are named {name!r} in {__name__}: rename one")
-    return tuple(sorted(found, key=lambda attack: "shadows" in attack.needs))
+    return tuple(sorted(attacks, key=lambda attack: "shadows" in attack.needs))

@@ -39,8 +39,8 @@ def from_outside(outside: Probabilities) -> Probabilities:
 
 
 def _probability(phi: Probabilities) -> Probabilities:
-    found: Probabilities = np.exp(Answers.log_likelihood(phi))
-    return found
+    likelihood: Probabilities = np.exp(Answers.log_likelihood(phi))
+    return likelihood
 
 
 def online(answers: Answers) -> Scores:

@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from fedlsg.attacks.audit.shipped import make_canaries, output
 from fedlsg.attacks.audit.training_mode import (
+    canary_scores,
     clipped_rows,
-    enough,
-    look,
-    scored,
+    examine,
+    fresh_noise,
+    noise_deviation,
     sensitivity,
-    unlike,
 )
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
@@ -43,14 +43,16 @@ def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
     """
     canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
     present, absent = (
-        look(seen(), canaries, rest, IN),
-        look(seen(rows=slice(1, 6)), canaries, rest, OUT),
+        examine(seen(), canaries, rest, IN),
+        examine(seen(rows=slice(1, 6)), canaries, rest, OUT),
     )
     assert present.components.item() == pytest.approx(1.0, abs=1e-6)
     assert absent.components.item() == pytest.approx(0.0, abs=1e-6)
     assert present.lengths.item() == pytest.approx(0.1, rel=1e-6)
     assert present.residual.norm().item() == pytest.approx(0.05 / 1e-3, rel=1e-5)
-    assert scored([present], 1e-3, 1.0).item() > 0 > scored([absent], 1e-3, 1.0).item()
+    assert (
+        canary_scores([present], 1e-3, 1.0).item() > 0 > canary_scores([absent], 1e-3, 1.0).item()
+    )
     # either way the payload lies half a canary from the middle: (0.05 / 1e-3)^2
     for one in (present, absent):
         assert one.moved == pytest.approx(one.expected, rel=1e-5)
@@ -61,7 +63,7 @@ def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
 
 def test_coins_are_in_no_score():
     canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
-    right, wrong = look(seen(), canaries, rest, IN), look(seen(), canaries, rest, OUT)
+    right, wrong = examine(seen(), canaries, rest, IN), examine(seen(), canaries, rest, OUT)
     assert_close(right.components, wrong.components)
     assert_close(right.residual, wrong.residual)
     assert wrong.moved == pytest.approx(-right.moved)
@@ -91,14 +93,14 @@ def test_noise_used_twice_under_batches_shorter_than_it():
     reused = rng.normal(size=400)
     short = [*residuals(), *(reused + np.sqrt(0.2) * rng.normal(size=400) for _ in range(2))]
     long = [*residuals(), *(reused + np.sqrt(1.5) * rng.normal(size=400) for _ in range(2))]
-    assert not unlike(short).passed
-    assert unlike(long).passed
+    assert not fresh_noise(short).passed
+    assert fresh_noise(long).passed
 
 
 def test_halved_noise_is_too_close_and_too_short():
     halved = residuals(scale=0.5)
-    assert not enough(halved).passed
-    assert not unlike(halved).passed
+    assert not noise_deviation(halved).passed
+    assert not fresh_noise(halved).passed
 
 
 @pytest.mark.slow
@@ -120,7 +122,7 @@ def test_the_variance_is_that_of_batches_and_noise():
         values = rows[batch].sum(0) + std * torch.randn(
             rows.shape[1], generator=rng, dtype=torch.float64
         )
-        one = look(
+        one = examine(
             replace(made, values=values, noise_std=std),
             (IMAGES[:2], LABELS[:2]),
             (IMAGES[2:], LABELS[2:]),

@@ -16,7 +16,7 @@ from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, SettingsError
 from fedlsg.simulations.flower_apps.client import OWN_CODE, code_digest
 from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Own
+from fedlsg.simulations.planning.training_rows import OwnData
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import give
 from tests.simulations.flower_apps.test_flower_app import build, reply, rows
@@ -131,7 +131,7 @@ def base_with(changes: tuple[int, int | None] | None) -> Any:
         else:
             x[row, column] = np.nan
     give("rows", workload(name="rows", num_classes=6))
-    own = Own(client=0, read=lambda loaded: load(workload(train=(x, y), num_classes=6)).train)
+    own = OwnData(client=0, read=lambda loaded: load(workload(train=(x, y), num_classes=6)).train)
     chosen = {name: value for name, value in RUN.items() if name != "engine"}
     return prepare(from_mapping({**chosen, "workload": "rows", "method": "dpsgd"}), own=own)
 

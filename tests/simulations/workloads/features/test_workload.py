@@ -60,7 +60,7 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
         "mlp": 324 * 64 + 64 + 650,
         "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650,
     }[model]
-    assert run.plan.dense_parameters == head
+    assert run.plan.initial.dense_parameters == head
 
 
 def test_own_rows_of_a_client_become_the_features_that_the_run_has(few_digits, tmp_path, own_cache):

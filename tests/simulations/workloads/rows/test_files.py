@@ -11,9 +11,10 @@ import torch
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.drawing import batches
-from fedlsg.simulations.planning.continuity import data_digest
-from fedlsg.simulations.planning.plan import Base, prepare
-from fedlsg.simulations.planning.run_base import Own
+from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.training_rows import OwnData
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.rows import table_files
@@ -183,7 +184,8 @@ def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypa
     simulated = prepare(settings)
     assert torch.equal(drawn(simulated), drawn(simulated))
     own = prepare(
-        settings, own=Own(client=0, read=lambda workload: workload.read(images, tmp_path / "own"))
+        settings,
+        own=OwnData(client=0, read=lambda workload: workload.read(images, tmp_path / "own")),
     )
-    assert own.augment is not None
+    assert own.rows.augment is not None
     assert not torch.equal(drawn(own), drawn(own))

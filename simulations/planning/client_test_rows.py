@@ -1,0 +1,66 @@
+"""Public test rows that are like each client's data."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedlsg.config.partitions import SCHEMES
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.simulations.workloads.base.parts import Parts
+from fedlsg.simulations.workloads.partition import matching_parts, parts_by_value
+
+
+def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
+    """Rows of the test split for each client; the first test split where there are several.
+
+    By the partition's own column, or like the clients' data by the scheme that made them. Raises
+    ValueError where test has no such column, or no row of any client.
+    """
+    s, workload = base.settings, base.workload
+    if s.partition not in SCHEMES:
+        return _parts_by_column(workload, s.partition, s.clients)
+    return matching_parts(
+        base.workload.test.labels,
+        base.workload.train.labels,
+        num_clients=s.clients,
+        scheme=s.partition,
+        seed=s.seed,
+        alpha=s.alpha,
+        shards_per_client=s.shards_per_client,
+    )
+
+
+def check_clients(base: Base) -> None:
+    """Raise ValueError where clients have no names to show, or the test split no parts for them."""
+    s = base.settings
+    if s.show_names and base.clients.names is None:
+        raise ValueError(
+            f"show_names=true shows names that a column gives clients, and partition={s.partition} "
+            f"with clients={s.clients} gives none: partition by a column with one client for each "
+            "of its values, or leave show_names out"
+        )
+    try:
+        if s.evaluate_clients or base.method.personal:
+            parts_of_test(base)
+    except ValueError as error:
+        setting = "evaluate_clients" if s.evaluate_clients else "personal"
+        raise ValueError(f"{setting} needs test rows of each client: {error}") from None
+
+
+def _parts_by_column(workload: LoadedWorkload, column: str, clients: int) -> Parts:
+    """Rows of the test split for each client by a column, -1 where no client has the value."""
+    if column not in workload.test_columns:
+        columns = ", ".join(workload.test_columns) or "none but inputs and targets"
+        raise ValueError(
+            f"partition={column} makes the clients, and test has no column {column!r} (it has: "
+            f"{columns}): give test that column, or leave the setting out"
+        )
+    parts = parts_by_value(workload, column, clients, workload.test_columns[column])
+    if not sum(parts.sizes):
+        raise ValueError(
+            f"no test row has a {column} that a client has: give test rows of the clients, or "
+            "leave the setting out"
+        )
+    return parts

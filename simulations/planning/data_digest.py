@@ -1,0 +1,83 @@
+"""Digests of stored rows: a run goes on with the rows that it began with, and with no others."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedlsg.simulations.workloads import Split
+
+DIGEST_BYTES = 32
+MASK = "attention_mask"
+"""0 in it marks padding of texts, which the digest leaves out."""
+ROWS_AT_ONCE = 1024
+"""Part of the format: another number gives other digests."""
+
+
+def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
+    """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all
+    rows); 64 hex digits.
+
+    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row
+    be tested.
+    Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded.
+    ``ROWS_AT_ONCE`` rows are in memory at a time. Of rows that drew random numbers it has the
+    labels alone: a resumed run makes them again, with other draws.
+    A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of
+    that row. Keep it where only the owner of the rows can read it, or compute it under a key that
+    stays there.
+    Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
+    """
+    indices = torch.arange(len(split)) if rows is None else rows
+    split.order(indices)  # refuses rows that the split does not have
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+    for part in indices.cpu().split(ROWS_AT_ONCE):
+        stored = split.inputs[part.numpy()]
+        arrays = stored if _is_known(stored) else split.prepare(stored)
+        for name, array in () if split.drawn else _arrays("inputs", arrays):
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        digest.update(_label_bytes(split.labels[part]))
+    return digest.hexdigest()
+
+
+def _label_bytes(labels: Tensor) -> bytes:
+    """Classes as int64; other targets with their type and shape."""
+    if labels.dtype == torch.int64 and labels.ndim == 1:
+        return labels.numpy().astype("<i8").tobytes()
+    array = np.ascontiguousarray(labels.numpy())
+    return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
+
+
+def _is_known(stored: Any) -> bool:
+    if isinstance(stored, Mapping):
+        return all(map(_is_known, stored.values()))
+    if isinstance(stored, tuple):
+        return all(map(_is_known, stored))
+    return isinstance(stored, Tensor) or (
+        isinstance(stored, np.ndarray) and not stored.dtype.hasobject
+    )
+
+
+def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
+    after the other.
+    """
+    if isinstance(stored, Mapping):
+        mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0
+        if mask is not None:
+            yield f"{name}/lengths", mask.sum(1)
+        for part, value in sorted(stored.items()):
+            if mask is None:
+                yield from _arrays(f"{name}/{part}", value)
+            elif part != MASK:
+                yield f"{name}/{part}", np.asarray(value)[mask]
+    elif isinstance(stored, tuple):
+        for place, value in enumerate(stored):
+            yield from _arrays(f"{name}/{place}", value)
+    else:
+        yield name, np.asarray(stored)
