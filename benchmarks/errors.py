@@ -32,13 +32,29 @@ from torch import nn
 
 x = np.random.default_rng(0).normal(size=(300, 8)).astype("float32")
 y = x[:, :3].argmax(1)
+
+
 def net():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-given = dict(model=net, train=(x, y), test=(x[:60], y[:60]), loss=nn.CrossEntropyLoss(),
-             clients=3, rounds=2, engine="local", quiet=True)
+
+
+given = dict(
+    model=net,
+    train=(x, y),
+    test=(x[:60], y[:60]),
+    loss=nn.CrossEntropyLoss(),
+    clients=3,
+    rounds=2,
+    engine="local",
+    quiet=True,
+)
 terms = dict(num_examples=300, epsilon=8.0, delta=1e-5)
+
+
 def simulate(**changes):
     return fedlsg.simulate(**given | changes)
+
+
 def private_step(**changes):
     return fedlsg.PrivateStep(net(), nn.CrossEntropyLoss(), **terms | changes)
 """

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 import pytest
+import typer.main
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
@@ -15,6 +16,7 @@ import fedlsg
 from fedlsg import strategies
 from fedlsg.config import foreign
 from fedlsg.config.foreign import NEEDLESS, OURS
+from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.compare.cells import Entry
 from fedlsg.simulations.compare.grid_file import from_toml
 from fedlsg.simulations.compare.search.space import make_spaces
@@ -35,6 +37,10 @@ def of_simulate(name: str) -> object:
 def of_private_step(name: str) -> object:
     own: Mapping[str, Any] = {"num_examples": 60, "noise_multiplier": 1.0, "delta": 1e-3}
     return fedlsg.PrivateStep(build(), nn.CrossEntropyLoss(), **own, **{name: 1})
+
+
+def of_compare(name: str) -> object:
+    return fedlsg.compare("digits", ["lsg"], quiet=True, **{name: 1})
 
 
 def of_strategy(name: str) -> object:
@@ -74,6 +80,10 @@ PLACES: dict[str, tuple[Callable[[str], object], Callable[[], Collection[str]]]]
     "simulate": (
         of_simulate,
         lambda: {*all_settings(), *MORE, *signature(fedlsg.simulate).parameters},
+    ),
+    "compare": (
+        of_compare,
+        lambda: {*all_settings(), *signature(fedlsg.compare).parameters},
     ),
     "PrivateStep": (
         of_private_step,
@@ -162,7 +172,8 @@ def test_names_of_other_libraries_have_their_hint_at_every_place(place, names):
     "command", ["run", "plan", "compare --methods lsg", "partition", "inspect --workload digits"]
 )
 def test_names_of_other_libraries_have_their_hint_as_options(command, names, fedlsg):
-    for name in sorted({*names} - {*all_settings(), "out"}):
+    own = typer.main.get_command(app).commands[command.split()[0]].params
+    for name in sorted({*names} - {*all_settings(), *(one.name for one in own)}):
         for words in ([f"--{name.replace('_', '-')}", "1"], ["-c", f"{name}=1"]):
             status, _, said = fedlsg(*command.split(), *words)
             assert status != 0
