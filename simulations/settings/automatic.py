@@ -156,7 +156,7 @@ def _fewer_axes(budget: int, dense: int, workload: LoadedWorkload) -> str:
     way = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
     return (
         f"uplink_budget={budget}: an update of a linear head on these features has {dense:,} "
-        f"bytes: {way}, or method=dpsgd with codec=noise-floor: about three bits a value"
+        f"bytes: {way}, or method=dpsgd with a codec of few bits a value"
     )
 
 

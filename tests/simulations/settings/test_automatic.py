@@ -186,7 +186,7 @@ def test_a_linear_head_on_features_has_the_rule_and_no_preset(given, expected, h
 def test_a_head_that_passes_the_budget_is_told_how_many_axes_fit(heads):
     given = {"features": "patches", "uplink_budget": 800}
     with pytest.raises(
-        ValueError, match=r"has 1,320 bytes: give feature_axes=19, or method=dpsgd with codec="
+        ValueError, match=r"has 1,320 bytes: give feature_axes=19, or method=dpsgd with a codec"
     ):
         fill(from_mapping(given), heads)
     options = workloads.Options(

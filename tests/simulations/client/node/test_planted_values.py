@@ -117,7 +117,7 @@ def test_no_value_of_a_row_leaves_with_an_error(fault, tmp_path, caplog):
 
 WRONG: dict[str, Any] = {
     "a number": ((5, 3), "nan in row 5, column 3"),
-    "a label": ((17, None), "the target of train row 17, 5"),
+    "a label": ((17, None), "the targets of train are 0 to 5 (row 17: 5)"),
 }
 
 
