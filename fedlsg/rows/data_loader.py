@@ -20,18 +20,15 @@ from torch.utils.data import (
 def dataset_of(loader: DataLoader[Any], what: str) -> Any:
     """The Dataset of a DataLoader that gives each of its rows once, as they are.
 
-    Raises ValueError, naming it, for a sampler or a ``collate_fn`` of the user's.
+    Raises ValueError, naming it, for a sampler, a ``collate_fn`` or an iteration of the user's.
     """
-    size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-    for sampler in (loader.sampler, loader.batch_sampler):
-        random = type(sampler) is RandomSampler
-        # without a Dataset's length it has the sampler of an IterableDataset, and is refused later
-        if size is not None and (
-            (random and (sampler.replacement or sampler.num_samples != size))  # type: ignore[union-attr]
-            or not (random or sampler is None or type(sampler) in (SequentialSampler, BatchSampler))
-        ):
+    # without a Dataset's length it has the sampler of an IterableDataset, and is refused later
+    batches = loader.batch_sampler
+    parts = [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
+    for part in [loader, *(parts if hasattr(loader.dataset, "__len__") else [])]:
+        if not _gives_each_row_once(part, loader.dataset):
             raise ValueError(
-                f"{what}: the DataLoader has a {type(sampler).__name__}, and a private step draws "
+                f"{what}: the DataLoader has a {type(part).__name__}, and a private step draws "
                 "its batches itself, each row at one rate: give the Dataset, or a Subset of the "
                 "rows that count; weights of classes belong into the loss"
             )
@@ -44,3 +41,17 @@ def dataset_of(loader: DataLoader[Any], what: str) -> Any:
             "transform= of fedlsg.simulate)"
         )
     return loader.dataset
+
+
+def _gives_each_row_once(part: Any, data: Any) -> bool:
+    """Whether a DataLoader is torch's own, its sampler goes over all of the data once, and its
+    batches leave at most the last rows out.
+    """
+    if isinstance(part, DataLoader):
+        return type(part).__iter__ is DataLoader.__iter__
+    if type(part) is RandomSampler:
+        whole = not part.replacement and part.num_samples == len(data)
+        return whole and part.data_source is data
+    if type(part) is SequentialSampler:
+        return part.data_source is data
+    return type(part) is BatchSampler

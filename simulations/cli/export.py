@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedlsg.owner_only import make_parents
+from fedlsg.privacy import verify_extends
 from fedlsg.simulations.compare.collect import read_runs
 from fedlsg.simulations.compare.lines import NO_LABELS, Labels, check_labels, lines
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
 from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.known_weights import remember_weights
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.trust import allow_code
 from fedlsg.simulations.report.chart import Chart, keys
@@ -112,8 +114,8 @@ def export_unfinished(directory: str, console: Console) -> None:
     starts from them: its ledger is in the same folder and goes on.
 
     A setting that this fedlsg does not have is left out, so runs of other versions have their
-    weights, too. Raises ValueError for a finished run, one that a process uses, and one whose model
-    was another with that setting.
+    weights, too. Raises ValueError for a finished run, one that a process uses, one whose model was
+    another with that setting, and one whose ledger is not that of its checkpoint.
     """
     run = RunDir.open(directory)
     if run.summary.exists():
@@ -125,8 +127,10 @@ def export_unfinished(directory: str, console: Console) -> None:
         allow_code(run.path)
         base = prepare(replace(settings, device="cpu"))
         check_own_code(base, run)
+        verify_extends(run.resume_point()[0]["ledgers"], run.ledgers)
         final = checkpoint_model(base, run)
         write_model(run.path, final.tensors, final.facts)
+        remember_weights(base, run)
     print_whole(f"weights of round {final.facts['round']} in {run.path / WEIGHTS}", console)
     print_whole(f"another run goes on from them: fedlsg run ... --start-from {run.path}", console)
 

@@ -141,6 +141,11 @@ def compare_command(
     return int(any(result.status == "failed" for result in made.results))
 
 
+def folder_of(workload: str, out: str | None) -> Path:
+    """The folder of a comparison: ``out``, or the usual one of the workload."""
+    return Path(out or f"runs/compare-{user_code.short(workload)}").expanduser().resolve()
+
+
 def run_grid(
     grid: Grid,
     out: str | None,
@@ -155,7 +160,7 @@ def run_grid(
     ``new_worker``: as in ``run_cells``. Raises ValueError before anything runs if a cell cannot
     run, or was run in this folder with other settings.
     """
-    path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
+    path = folder_of(grid.workload, out)
     check_labels(view.labels, (entry.label for entry in grid.entries))
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))

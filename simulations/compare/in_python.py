@@ -1,9 +1,11 @@
 """``fedlsg.compare``: a grid of runs from Python; a frame of its lines, drawn in a notebook."""
 
 import base64
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,13 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.simulations.compare.bytes_axis import View
 from fedlsg.simulations.compare.cell_worker import Here, Worker
-from fedlsg.simulations.compare.compare_command import grid_of, run_grid
+from fedlsg.simulations.compare.compare_command import folder_of, grid_of, run_grid
 from fedlsg.simulations.compare.comparison_files import Comparison
 from fedlsg.simulations.compare.comparison_table import comparison_table, frame_of, sentences
 from fedlsg.simulations.compare.grid_file import words
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.compare.plots import figures
-from fedlsg.simulations.compare.runner import Limits
+from fedlsg.simulations.compare.runner import CELLS, Limits
 from fedlsg.simulations.report.figure import check_drawing, plot, png
 from fedlsg.simulations.report.template import notebook_table
 from fedlsg.simulations.report.terminal import shown
@@ -34,6 +36,8 @@ WIDTH = 680
 """Of the figure in a notebook, in CSS pixels."""
 FIGURE = "Accuracy (or loss) of each method"
 Recipe = str | Callable[..., Method]
+_COMPARED: dict[Path, list[weakref.ref[Any]]] = {}
+"""The objects of this process that the runs of a folder were made with: no file tells them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,6 +96,22 @@ class Compared:
         return notebook_table(said, comparison_table(self._made.table), image)
 
 
+def _refuse_others(folder: Path, objects: Sequence[Any]) -> None:
+    """Raise ValueError for a folder with runs of other objects than these, or of another process's.
+
+    A text is equal to itself; an object is the same one.
+    """
+    before = [known() for known in _COMPARED.get(folder, ())]
+    given = [each for each in objects if not isinstance(each, str)]
+    same = len(before) == len(given) and all(map(is_, before, given))
+    if (folder / CELLS).exists() and not same:
+        raise ValueError(
+            f"{folder} has runs of other objects, or of an earlier process, and no file tells "
+            "whether these are the same: give another out=, or name them, as 'mine.py:workload'"
+        )
+    _COMPARED[folder] = [weakref.ref(each) for each in given]
+
+
 @alone()
 @without_exit()
 def compare(
@@ -129,22 +149,25 @@ def compare(
     labels: what figures and tables call methods, as ``{"lsg": "LSG, rank 4"}``. No run changes.
     jobs: runs at a time. budget_minutes: no run is started later.
     out: a folder, by default runs/compare-WORKLOAD. The same call continues a comparison in it:
-        what is finished is not run again.
+        what is finished is not run again. With objects, the same ones in the same process do.
 
     Guarantee: the runs are those of ``fedlsg compare``: each has ledgers and an epsilon of its own,
     and no epsilon covers choosing the best of them.
     Raises ValueError, before anything runs, for a run that cannot work, and for a folder with runs
-    of other settings.
+    of other settings, or of other objects.
     """
     check_drawing()
-    here = not isinstance(workload, str)
+    here, objects = not isinstance(workload, str), list[Any]([workload])
     named = dict[str, dict[str, Any]]()
     variants = methods if isinstance(methods, Mapping) else {}
     for method in words(methods) if isinstance(methods, str) else methods:
         own = dict(variants[method]) if isinstance(method, str) and method in variants else {}
         here = here or not isinstance(method, str) or callable(own.get("method"))
+        objects += [each for each in (method, own.get("method")) if callable(each)]
         if "method" in own:
             own["method"] = method_name(own["method"])
+        if method_name(method) in named:
+            raise ValueError(f"two methods are called {method_name(method)}: give them labels")
         named[method_name(method)] = own
     base = {
         "epsilons": list(epsilons),
@@ -158,6 +181,8 @@ def compare(
     grid = grid_of(base, name, {"methods": "all" if "all" in named else None}, settings)
     if here and (jobs or 1) > 1:
         raise ValueError("objects of this process run one at a time: leave jobs out, or name them")
+    if here:
+        _refuse_others(folder_of(name, None if out is None else str(out)), objects)
     folder, made = run_grid(
         grid,
         None if out is None else str(out),

@@ -13,14 +13,14 @@ from torch import nn
 from fedlsg.gradients import trainable
 from fedlsg.privacy import trained_weights
 from fedlsg.privacy.trained_weights import DIGEST, NOTED, digest_of
-from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.trust import WEIGHTS, known, remember
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 
 
-def remember_weights(plan: Plan, run: RunDir) -> None:
-    """Keep digests of what a finished run has trained: of its largest parameters that moved."""
+def remember_weights(plan: Base, run: RunDir) -> None:
+    """Keep digests of what a run has trained and written: of its largest parameters that moved."""
     if plan.settings.public_rows is not None:
         return
     before = set(_digests(plan.initial.model()))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlsg.accounting.population import front
-from fedlsg.privacy import SERVER, Entry
+from fedlsg.privacy import SERVER, Entry, verify_extends
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.totals import READERS, Totals
 from fedlsg.simulations.planning.before import Before, History, Kind, least_covered
@@ -65,6 +65,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"{where} is a run of a deployment, and its ledgers are with its clients: their own "
             "ledgers count every run"
         )
+    verify_extends(saved["ledgers"], source.ledgers)
     every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
     charged = {client: entries for client, entries in every.items() if entries}
     _check_alike(charged, base, where)

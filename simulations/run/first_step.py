@@ -60,7 +60,7 @@ def first_step(plan: Plan) -> FirstStep | None:
     mechanism, workload = plan.method.mechanism, plan.workload
     if not (mechanism.adds_noise and mechanism.clips) or plan.unit.whole or plan.unit.persons:
         return None
-    if plan.settings.holdout is not None:
+    if plan.settings.tests_private_rows:
         return None
     state = plan.initial.server()
     ratio = rho_of(plan, state.public)

@@ -32,8 +32,8 @@ SLOW = 0.5
 
 
 def learn_public_rows(plan: Plan) -> Trial | None:
-    """Train a new model of a plan on public rows; None where targets are no classes, and for a slow
-    model or one that fails.
+    """Train a new model of a plan on public rows; None where test rows are private ones, where
+    targets are no classes, and for a slow model or one that fails.
 
     ``learns`` says whether its accuracy on the same rows is above guessing.
     """
@@ -45,7 +45,7 @@ def learn_public_rows(plan: Plan) -> Trial | None:
 
 def _learn(plan: Plan) -> Trial | None:
     workload = plan.workload
-    if workload.num_classes is None:
+    if workload.num_classes is None or plan.settings.tests_private_rows:
         return None
     updates = min(max(plan.schedule.rounds, LEAST), MOST)
     some = workload.test.pick(spaced(len(workload.test), ROWS))

@@ -213,7 +213,7 @@ class Recorder:
             by_reader=self.spent.by_reader() if private and math.isfinite(spent.largest) else {},
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
-            of_mean=self.evaluation.of_mean(),
+            of_mean=None if self.plan.settings.tests_private_rows else self.evaluation.of_mean(),
             by_client=None if tested is None else ByClient.of(score for _, score in tested),
             clients=client_rows(self.plan, self.spent.of_each() if private else endless, tested),
             zero_weights=sum(int((p == 0).sum()) for p in matrices),

@@ -418,6 +418,11 @@ class Settings(Processes, Messages, SimulatedTime, Federation, Privacy, Data):
     ``fedlsg.simulations.settings.settings`` lists them.
     """
 
+    @property
+    def tests_private_rows(self) -> bool:
+        """Whether the test rows are held-out training rows, which no epsilon covers."""
+        return self.holdout is not None and self.public_rows is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Settings):

@@ -11,10 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -367,6 +371,13 @@ class Items(Dataset):
         return dict(zip(self.names, values, strict=False))
 
 
+class Twice(DataLoader):
+    """Gives its batches twice."""
+
+    def __iter__(self):
+        return iter([*super().__iter__(), *super().__iter__()])
+
+
 @pytest.mark.parametrize("name", ["label", "labels", "target", "targets"])
 def test_a_template_of_flower_needs_no_other_data(name):
     """Its DataLoader of dicts gives what its rows as pairs give."""
@@ -384,6 +395,22 @@ def test_a_template_of_flower_needs_no_other_data(name):
             DataLoader(Items("img", "label"), sampler=WeightedRandomSampler([1.0] * COUNT, COUNT)),
             "has a WeightedRandomSampler",
         ),
+        (
+            DataLoader(
+                Items("img", "label"),
+                batch_sampler=BatchSampler(SubsetRandomSampler(range(COUNT - 9)), 5, False),
+            ),
+            "has a SubsetRandomSampler",
+        ),
+        (
+            DataLoader(Items("img", "label"), sampler=SequentialSampler(range(9))),
+            "has a SequentialSampler",
+        ),
+        (
+            DataLoader(Items("img", "label"), batch_size=None, sampler=RandomSampler(range(9))),
+            "has a RandomSampler",
+        ),
+        (Twice(Items("img", "label")), "has a Twice"),
     ],
 )
 def test_what_a_template_may_change_is_refused_by_its_name(data, words):

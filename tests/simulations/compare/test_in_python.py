@@ -63,6 +63,25 @@ def test_objects_of_this_process_are_compared_here_and_go_on(tmp_path):
     assert [(run / "summary.json").stat().st_mtime_ns for run in runs] == before
 
 
+def recipe():
+    """Another one of the same name in each call."""
+
+    def mine(*, mechanism, server):
+        """DP-SGD under another name."""
+        return fedlsg.recipe("dpsgd", mechanism=mechanism, server=server)
+
+    return mine
+
+
+def test_runs_of_other_objects_are_no_runs_of_these(tmp_path):
+    (tmp_path / "grid" / "cells").mkdir(parents=True)
+    given = {"epsilons": [4.0], "out": tmp_path / "grid", "quiet": True, **TINY}
+    with pytest.raises(ValueError, match="has runs of other objects, or of an earlier process"):
+        fedlsg.compare(workload, ["dpsgd"], **given)
+    with pytest.raises(ValueError, match="two methods are called"):
+        fedlsg.compare(workload, [recipe(), recipe()], **given)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True])
 def test_runs_of_a_comparison_are_on_the_record_of_their_rows(tmp_path, planted, monkeypatch):

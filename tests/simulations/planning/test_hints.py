@@ -164,3 +164,10 @@ def test_the_trial_on_public_rows_finds_a_model_that_learns_nothing(model, learn
     assert trial.learns is learns
     assert (trial.after < trial.before) is learns
     assert (pull(plan) or 0.0) < hints.SWAMPED
+
+
+def test_no_trial_reads_rows_that_are_private():
+    workloads.give("hints-test", workload(model=lambda: nn.Linear(8, 3), train=TRAIN, test=TEST))
+    given = {"workload": "hints-test", "clients": 2, "noise_multiplier": 9.0, "engine": "local"}
+    assert learn_public_rows(make_plan(from_mapping(given))) is not None
+    assert learn_public_rows(make_plan(from_mapping({**given, "holdout": 0.3}))) is None

@@ -143,6 +143,33 @@ def test_another_run_goes_on_with_the_weights_and_the_ledger_of_one_that_cannot(
     assert len(entries) == len(spent) + 1
 
 
+@pytest.mark.parametrize("lines", [0, 1])
+def test_weights_leave_no_charge_behind(lines, tmp_path, fedlsg):
+    """Without its ledger, or with a shorter one, no weights are written and no run starts."""
+    run = unpacked(PRIVATE[-1], tmp_path)
+    ledger = run / "ledger" / "run.jsonl"
+    whole = ledger.read_text().splitlines(keepends=True)
+    status, _, said = fedlsg("export", str(run), "--unfinished", width=400)
+    assert status == 0, said
+    ledger.write_text("".join(whole[:lines]))
+    status, _, said = fedlsg("export", str(run), "--unfinished", width=400)
+    assert (status, "ledger" in said) == (1, True)
+    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
+    assert (status, "ledger" in said) == (1, True)
+    assert not (tmp_path / "next" / "ledger").exists()
+
+
+def test_a_copy_of_the_weights_alone_is_known(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[-1], tmp_path)
+    assert fedlsg("export", str(run), "--unfinished", width=400)[0] == 0
+    copy = tmp_path / "copy.safetensors"
+    shutil.copy(run / "model.safetensors", copy)
+    asked = ["run", "digits", "--clients", "3", "--pretrained", str(copy), "--rounds", "1"]
+    status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
+    assert (status, "was trained by an earlier private step or run" in said) == (1, True)
+
+
 def test_a_finished_run_has_no_unfinished_weights(tmp_path, fedlsg):
     run = run_local(tmp_path / "run").path
     status, _, said = fedlsg("export", str(run), "--unfinished", width=400)
