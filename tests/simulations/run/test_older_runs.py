@@ -24,6 +24,7 @@ FROZEN = REPOSITORY / "tests" / "data" / "runs"
 ENDED = json.loads((FROZEN / "ended.json").read_text())
 PRIVATE = [name for name in ENDED if name.endswith("-private")]
 PLAIN = [name for name in ENDED if name.endswith("-plain")]
+LOCAL = ["run", "digits", "--clients", "3", "--rounds", "1", "--engine", "local"]
 
 
 def unpacked(name, folder):
@@ -133,7 +134,7 @@ def test_another_run_goes_on_with_the_weights_and_the_ledger_of_one_that_cannot(
     for name, weights in state["server"]["model"].items():
         assert torch.equal(tensors[name], weights)
     spent = RunDir(run).charges.of(0).entries
-    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    asked = [*LOCAL, "--start-from", str(run)]
     status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
     assert status == 0, said
     entries = RunDir(tmp_path / "next").charges.of(0).entries
@@ -154,7 +155,7 @@ def test_weights_leave_no_charge_behind(lines, tmp_path, fedlsg):
     ledger.write_text("".join(whole[:lines]))
     status, _, said = fedlsg("export", str(run), "--unfinished", width=400)
     assert (status, "ledger" in said) == (1, True)
-    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    asked = [*LOCAL, "--start-from", str(run)]
     status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
     assert (status, "ledger" in said) == (1, True)
     assert not (tmp_path / "next" / "ledger").exists()
@@ -165,7 +166,7 @@ def test_a_copy_of_the_weights_alone_is_known(tmp_path, fedlsg):
     assert fedlsg("export", str(run), "--unfinished", width=400)[0] == 0
     copy = tmp_path / "copy.safetensors"
     shutil.copy(run / "model.safetensors", copy)
-    asked = ["run", "digits", "--clients", "3", "--pretrained", str(copy), "--rounds", "1"]
+    asked = [*LOCAL, "--pretrained", str(copy)]
     status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
     assert (status, "was trained by an earlier private step or run" in said) == (1, True)
 
@@ -178,7 +179,7 @@ def test_a_finished_run_has_no_unfinished_weights(tmp_path, fedlsg):
 
 def test_no_run_starts_from_one_that_has_not_finished(tmp_path, fedlsg):
     run = unpacked(PRIVATE[-1], tmp_path)
-    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    asked = [*LOCAL, "--start-from", str(run)]
     status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
     assert status == 1
     assert f"has not finished: finish it with fedlsg resume {run} first" in said
