@@ -24,7 +24,8 @@ events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in t
 .lock            the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
-since the run. ``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads.
+since the run. ``fedlsg.simulations.server.restore.READ`` lists which of them ``fedlsg resume``
+reads.
 run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
