@@ -207,7 +207,8 @@ class TestTwoRounds:
         """
         for name in HOSPITALS:
             (app,) = (made[name].home / ".flwr" / "apps").iterdir()
-            assert list((app / "simulations" / "client" / "__pycache__").glob("app.*.pyc"))
+            compiled = app / "simulations" / "client" / "__pycache__"
+            assert list(compiled.glob("client_app.*.pyc"))
 
     def test_no_machine_knows_a_folder_of_another(self, made):
         no_folder_is_shared(made)
