@@ -18,6 +18,7 @@ html_title = f"fedlsg {version}"
 
 extensions = [
     "myst_parser",
+    "sphinx_copybutton",
     *(f"docs._sphinx.{name}" for name in ("navigation", "sources", "notebooks", "pictures")),
 ]
 exclude_patterns = ["_sphinx", "results/*.toml"]
@@ -28,6 +29,9 @@ nitpicky = True
 highlight_language = "text"  # of blocks that name no language
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what a shell or Python shows is not copied
+copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 templates_path = ["_templates"]
