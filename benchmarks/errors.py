@@ -417,7 +417,7 @@ LONGEST = 360
 def short(text: str) -> str:
     """A message without the module of its error, and without the end of a long one."""
     text = re.sub(r"^(?:\w+\.)+(?=\w+Error: )", "", text)
-    text = re.sub(r"/tmp/fedlsg-ledger-\w+", ".", text)
+    text = re.sub(rf"{re.escape(tempfile.gettempdir())}/fedlsg-ledger-\w+", ".", text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 

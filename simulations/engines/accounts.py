@@ -193,8 +193,8 @@ class Accounts:
         charge.
 
         Returns the replies; an error for a client whose payload cannot be stored, and nothing for
-        one whose reply is to another message. Whoever sends a payload has drawn for it, whatever
-        its state says.
+        one whose reply is to another message. A client that sends a payload has drawn for it,
+        whatever its state says.
         """
         void, replies = list[Entry](), list[Message | None]()
         for task, (given, state) in zip(tasks, answers, strict=True):

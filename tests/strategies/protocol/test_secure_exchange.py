@@ -33,7 +33,7 @@ def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
 
 
 def test_values_of_a_client_that_drew_nothing_are_refused_without_ending_the_run(tmp_path):
-    """It stays charged: whoever sends values may have drawn for them."""
+    """It stays charged: a client that sends values may have drawn for them."""
 
     def bad(message: Message, context: Context) -> Message:
         if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 2:
