@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
     from fedlsg.privacy.data_record import epsilon_of_data
+    from fedlsg.privacy.ledger import Ledger
     from fedlsg.simulations.compare.in_python import compare
     from fedlsg.simulations.run.finished import Run, load_run
     from fedlsg.simulations.run.simulate import simulate
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fedlsg.simulations.server.callbacks import Callback, StopRun
     from fedlsg.simulations.server.loggers import MLflow, WeightsAndBiases
     from fedlsg.simulations.workloads import Workload
+    from fedlsg.simulations.workloads import load as load_workload
     from fedlsg.strategies import recipe
     from fedlsg.strategies.private_step import PrivateStep
     from fedlsg.training import ServerOptimizer
@@ -51,6 +53,7 @@ __all__ = [
     "Carrier",
     "EarlyStopping",
     "Higher",
+    "Ledger",
     "Lower",
     "MLflow",
     "Mask",
@@ -72,6 +75,7 @@ __all__ = [
     "epsilon",
     "epsilon_of_data",
     "load_run",
+    "load_workload",
     "make_supported",
     "pack",
     "project",
@@ -93,7 +97,9 @@ _PLACES = {
     "epsilon": "fedlsg.accounting",
     "epsilon_of_data": "fedlsg.privacy.data_record",
     "Higher": "fedlsg.config.directions",
+    "Ledger": "fedlsg.privacy.ledger",
     "load_run": "fedlsg.simulations.run.finished",
+    "load_workload": "fedlsg.simulations.workloads:load",
     "Lower": "fedlsg.config.directions",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
@@ -126,7 +132,8 @@ def __getattr__(name: str) -> Any:
         return import_module("fedlsg.flower")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    module, _, name_there = _PLACES[name].partition(":")
+    return getattr(import_module(module), name_there or name)
 
 
 def __dir__() -> list[str]:

@@ -201,6 +201,9 @@ class Charges(ABC):
 class Ledger(Charges):
     """The ledger of one client at a path; every method reads the file again if it has changed.
 
+    ``entries`` are the charges in their order, ``epsilon(delta)`` the bounds of what all of them
+    spend together (``.upper`` is the one to report), or ``math.inf``.
+
     Raises LedgerError, naming file and line, if the file is damaged, or of another client or
     another schema.
     """

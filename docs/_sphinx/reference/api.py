@@ -15,7 +15,16 @@ from docs._sphinx.reference.markdown import docstring, page
 
 WIDTH = 100
 GROUPS = {
-    "Simulate": ("simulate", "Workload", "Higher", "Lower", "Run", "load_run", "compare"),
+    "Simulate": (
+        "simulate",
+        "Workload",
+        "load_workload",
+        "Higher",
+        "Lower",
+        "Run",
+        "load_run",
+        "compare",
+    ),
     "Callbacks": (
         "Callback",
         "StopRun",
@@ -36,7 +45,12 @@ GROUPS = {
         "Setting",
         "recipe",
     ),
-    "Privacy accounting": ("epsilon", "epsilon_of_data", "calibrate_noise_multiplier"),
+    "Privacy accounting": (
+        "epsilon",
+        "epsilon_of_data",
+        "calibrate_noise_multiplier",
+        "Ledger",
+    ),
     "Carriers": ("decompose", "project", "reconstruct"),
     "Payloads": ("pack", "unpack"),
 }
