@@ -35,9 +35,11 @@ BEST, DENSE = "patches, 512 axes, q", "dpsgd"
 LABELS = {
     "patches, 512 axes, q": ("head on patches, 512 axes", (-8, 12), "left"),
     "patches, 128 axes, q": ("128 axes", (10, -4), "left"),
-    "patches, all features": ("head on patches, all features", (0, 12), "center"),
-    "probe 96 x 48, q": ("probe", (12, -4), "left"),
-    "ffa-lora r 8, q": ("FFA-LoRA", (10, 7), "left"),
+    "patches, all features": ("head on patches, all features", (12, 12), "center"),
+    "probe 96 x 48, q": ("probe, three sizes", (12, -4), "left"),
+    "probe 96 x 48, q2": ("", (0, 0), "left"),
+    "probe 64 x 32, q2": ("", (0, 0), "left"),
+    "ffa-lora r 8, q": ("FFA-LoRA", (0, -20), "center"),
     "dpsgd": ("dense DP-SGD", (0, 24), "center"),
     "dpsgd, sign": ("DP-SGD, signs only", (12, -4), "left"),
     "dp-kfc, power 0.25": ("DP-KFC", (0, -40), "center"),
@@ -89,11 +91,19 @@ def draw(points: Sequence[Point], out: Path, ending: str) -> None:
 
     text, grid, colour, strong = SHADES[ending]
     shades = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), text
+        (
+            "text.color",
+            "axes.titlecolor",
+            "axes.labelcolor",
+            "axes.edgecolor",
+            "xtick.color",
+            "ytick.color",
+        ),
+        text,
     )
     ground = {"savefig.facecolor": "none", "axes.facecolor": "none", "grid.color": grid}
     with matplotlib.rc_context({**STYLE, **shades, **ground, "font.size": 11}):
-        figure = new_figure(9.0, 4.2)
+        figure = new_figure(6.4, 4.2)  # letters can be read at 420 pixels
         axes = figure.add_subplot()
         for point in points:
             shade = strong if point.method == BEST else colour
@@ -122,12 +132,12 @@ def _headline(axes: "Axes", points: Mapping[str, Point], strong: str, text: str)
     best, dense = points[BEST], points[DENSE]
     axes.axhline(dense.accuracy, color=text, alpha=0.5, linestyle="--", linewidth=1, zorder=0)
     gain = (
-        f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:,.0f}x fewer "
+        f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:,.0f}x fewer\n"
         "bytes than dense"
     )
     place = (best.size, best.accuracy)
     axes.annotate(
-        gain, place, (12, -6), textcoords="offset points", color=strong, fontweight="bold"
+        gain, place, (12, -24), textcoords="offset points", color=strong, fontweight="bold"
     )
     axes.set_title(
         f"CIFAR-10, four clients, epsilon {EPSILON} for every method", loc="left", fontsize=12
