@@ -26,7 +26,7 @@ from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.simulations.client.drawing import batches, groups
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload

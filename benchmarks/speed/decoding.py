@@ -25,8 +25,8 @@ from PIL import Image
 from fedlsg.privacy import poisson_batch
 from fedlsg.randomness import secret_stream
 from fedlsg.simulations.client.drawing import batches, groups
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.with_preset import resolve
 
 CLASSES, MEASURED, WIDTH, HEIGHT = 10, 48, 160, 120

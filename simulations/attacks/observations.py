@@ -23,10 +23,10 @@ from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, aggregate
 from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.privacy import Entry, RunLedger
-from fedlsg.simulations.planning.clients import poisson_rate
-from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.clients import poisson_rate
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device, Settings
 from fedlsg.simulations.storage.atomic_files import load_array

@@ -17,12 +17,12 @@ from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.attacks.observations import Recorded, check_replayed, refuse_client_unit
 from fedlsg.simulations.compare.cells import dropped_lines, lacks
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.planning.continuity import begin
-from fedlsg.simulations.planning.disclosure import is_covered
-from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.base.disclosure import is_covered
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.earlier_runs.continuity import begin
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import count_bar
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.run.commands import continued

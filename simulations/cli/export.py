@@ -24,9 +24,9 @@ from fedlsg.simulations.compare.lines import NO_LABELS, Labels, check_labels, li
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
-from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.known_weights import remember_weights
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
+from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
 from fedlsg.simulations.planning.trust import allow_code
 from fedlsg.simulations.report.chart import Chart, keys
 from fedlsg.simulations.report.figure import (

@@ -38,7 +38,7 @@ from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.simulations.client.node.refusals import OverBudgetError
 from fedlsg.simulations.client.replica import History
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import Settings

@@ -37,15 +37,15 @@ from fedlsg.simulations.client.process_state import Process, assemble, set_up
 from fedlsg.simulations.client.rehearsal import rehearse
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer_in
-from fedlsg.simulations.planning.clients import poisson_rate
-from fedlsg.simulations.planning.data_digest import DIGEST_BYTES, data_digest
-from fedlsg.simulations.planning.isolation_level import with_level
-from fedlsg.simulations.planning.memory import with_microbatch
-from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.row_faults import check_rows, check_split
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.training_rows import OwnData, OwnPart
+from fedlsg.simulations.planning.base.clients import poisson_rate
+from fedlsg.simulations.planning.base.isolation_level import with_level
+from fedlsg.simulations.planning.base.memory import with_microbatch
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.training_rows import OwnData, OwnPart
+from fedlsg.simulations.planning.earlier_runs.data_digest import DIGEST_BYTES, data_digest
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
+from fedlsg.simulations.planning.faults.row_faults import check_rows, check_split
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import batch_key

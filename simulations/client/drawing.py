@@ -20,8 +20,8 @@ from fedlsg.randomness import (
     seed_draws,
 )
 from fedlsg.simulations.client.client_account import ClientAccount, batches_of
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.training_rows import OwnPart
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.training_rows import OwnPart
 from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
 from fedlsg.training import Groups, Positions

@@ -32,7 +32,7 @@ from fedlsg.simulations.client.piles import Pile, Task
 from fedlsg.simulations.client.process_state import Process, process
 from fedlsg.simulations.client.train import follow, given_account, own_terms
 from fedlsg.simulations.client.virtual import FIRST_NODE
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.state import Phase
 from fedlsg.strategies.protocol.wire import read_round

@@ -28,10 +28,10 @@ from fedlsg.simulations.client.replica import (
     read_basis_of,
 )
 from fedlsg.simulations.client.virtual import GPU_OPTION, lacks_gpu
-from fedlsg.simulations.planning.isolation_level import with_level
-from fedlsg.simulations.planning.memory import with_microbatch
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.isolation_level import with_level
+from fedlsg.simulations.planning.base.memory import with_microbatch
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import parse_checkpoint, save_bytes
 from fedlsg.simulations.storage.updates import FAR

@@ -23,8 +23,8 @@ from fedlsg.randomness import own_draws
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.process_state import Held, Process
 from fedlsg.simulations.client.train import pack_values, train_round
-from fedlsg.simulations.planning.model_faults import probes
-from fedlsg.simulations.planning.run_base import Base, SomeBase
+from fedlsg.simulations.planning.base.run_base import Base, SomeBase
+from fedlsg.simulations.planning.faults.model_faults import probes
 from fedlsg.simulations.workloads import Split
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState

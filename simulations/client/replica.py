@@ -33,7 +33,7 @@ from fedlsg.simulations.client.node.refusals import (
     ReplicaDiffersError,
     ReplicaMissingError,
 )
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.resolve import downlink_codec
 from fedlsg.simulations.storage.atomic_files import load_bytes, save_bytes
 from fedlsg.simulations.storage.updates import FAR

@@ -22,7 +22,7 @@ from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.secure_sum.discrete import Release
 from fedlsg.simulations.client.node.refusals import SecureSumRefusedError
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.state import RoundPlan
 from fedlsg.strategies.protocol.stages import (
     AGREE,

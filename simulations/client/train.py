@@ -44,7 +44,7 @@ from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of
 from fedlsg.simulations.client.node.conditions import check_features, check_level
 from fedlsg.simulations.client.process_state import HISTORY, Loaded, Process, load, process
 from fedlsg.simulations.client.secure_sum import asked_stage, masked_values
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.state import ClientTerms, Phase, RoundPlan

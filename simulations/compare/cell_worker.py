@@ -77,7 +77,7 @@ class Shared:
         itself reports.
         """
         from fedlsg.simulations import workloads
-        from fedlsg.simulations.planning.prepare import data_key
+        from fedlsg.simulations.planning.base.prepare import data_key
         from fedlsg.simulations.run.commands import settings_of
         from fedlsg.simulations.server.ready import ready_plan
 
@@ -278,7 +278,7 @@ def _run(
 
 def _movable(given: dict[str, Any]) -> dict[str, Any]:
     """The settings among ``given`` that a resumed run may change."""
-    from fedlsg.simulations.planning.continuity import HARMLESS
+    from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
     from fedlsg.simulations.settings.settings import parse
 
     return {name: value for name, value in parse(given).items() if name in HARMLESS}

@@ -12,7 +12,7 @@ from fedlsg import bounded
 from fedlsg.simulations.compare.cells import Cell, word
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.compare.runner import CELLS, Ended, Folder
-from fedlsg.simulations.planning.continuity import HARMLESS
+from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.journal import Link
 from fedlsg.simulations.storage.results import Result, read_run

@@ -29,10 +29,10 @@ from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
 from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
+from fedlsg.simulations.planning.base.prepare import data_key, prepare
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import client_terms
-from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.prepare import data_key, prepare
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.settings.rule_checker import idle
 from fedlsg.simulations.settings.settings import (
     RUN,

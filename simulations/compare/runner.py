@@ -26,7 +26,7 @@ from fedlsg import bounded
 from fedlsg.simulations.compare.cell_worker import Job, Outcome, Worker, environment
 from fedlsg.simulations.compare.cells import Cell
 from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
-from fedlsg.simulations.planning.continuity import HARMLESS
+from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.settings.settings import RUN, as_config, parse
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.run_directory import RunDir

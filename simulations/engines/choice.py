@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
-from fedlsg.simulations.planning.clients import poisson_rate
+from fedlsg.simulations.planning.base.clients import poisson_rate
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import OF_RAY, RUN
 from fedlsg.simulations.workloads import to_device

@@ -33,8 +33,8 @@ from fedlsg.simulations.client.virtual import (
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.process import logging_to
 from fedlsg.simulations.engines.shared_passes import Passes
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.server_app import serve
 from fedlsg.simulations.settings.settings import as_config

@@ -123,8 +123,8 @@ class Worker:
 
         from fedlsg.simulations.client.client_app import simulated_settings
         from fedlsg.simulations.client.process_state import HISTORY, process, serving
-        from fedlsg.simulations.planning.data_digest import data_digest
-        from fedlsg.simulations.planning.prepare import prepare
+        from fedlsg.simulations.planning.base.prepare import prepare
+        from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 
         HISTORY.forget()
         self._sent_data.close()

@@ -20,7 +20,7 @@ from fedlsg.method import Positions
 from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.trust import keep_code
 from fedlsg.simulations.run.simulate import workload_name
 from fedlsg.simulations.settings.settings import as_config, permit_code

@@ -25,11 +25,11 @@ from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines.watchers import scratch
-from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.rule_checker import refuse_client_level
 from fedlsg.simulations.settings.settings import Settings

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedlsg.simulations.planning.balance import Balance, measure
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.advice.balance import Balance, measure
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
 from fedlsg.simulations.report.client_table import name_in
 from fedlsg.simulations.report.colours import (

@@ -21,10 +21,10 @@ from fedlsg.accounting.population import front, spread
 from fedlsg.method import Method
 from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
-from fedlsg.simulations.planning.before import History, Kind
-from fedlsg.simulations.planning.clients import Clients, client_weights, own_weights
-from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.charged_before import History, Kind
+from fedlsg.simulations.planning.base.clients import Clients, client_weights, own_weights
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.state import ClientTerms
 
 SHARED = 32  # at most this many Poisson rates get noise of their own: a calibration takes a second

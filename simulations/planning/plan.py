@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, fields, replace
 
 from fedlsg.accounting.population import spread
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.before import Before
+from fedlsg.simulations.planning.base.charged_before import Before
+from fedlsg.simulations.planning.base.isolation_level import with_level
+from fedlsg.simulations.planning.base.memory import with_microbatch
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import check_source
 from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise, client_terms, whole_histories
-from fedlsg.simulations.planning.client_test_rows import check_clients
-from fedlsg.simulations.planning.isolation_level import with_level
-from fedlsg.simulations.planning.memory import with_microbatch
-from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.row_faults import check_rows, check_train_shape
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import check_source
+from fedlsg.simulations.planning.faults.client_test_rows import check_clients
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
+from fedlsg.simulations.planning.faults.row_faults import check_rows, check_train_shape
 from fedlsg.simulations.settings.participation import adaptive_clip
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlsg import strategies
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.advice import RHO_MEANING
+from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
 from fedlsg.simulations.report.client_table import client_parts
 from fedlsg.simulations.report.facts import (

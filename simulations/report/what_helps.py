@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from fedlsg.simulations.planning.hints import guessing_line
+from fedlsg.simulations.planning.advice.hints import guessing_line
 from fedlsg.simulations.report.run_charts import Curve, accuracy_curve, curves
 from fedlsg.simulations.report.words import epsilon_words, percent
 from fedlsg.simulations.storage.results import Result

@@ -20,7 +20,9 @@ from fedlsg.simulations.engines import engine, signals
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.door import limited_memory
 from fedlsg.simulations.engines.watchers import RayLostError, last_word
-from fedlsg.simulations.planning.advice import (
+from fedlsg.simulations.planning.advice.balance import dealt
+from fedlsg.simulations.planning.advice.hints import at_guessing, guessing_line
+from fedlsg.simulations.planning.advice.remarks import (
     CLAIM,
     advice,
     batches_line,
@@ -31,22 +33,20 @@ from fedlsg.simulations.planning.advice import (
     sum_line,
     torch_func_line,
 )
-from fedlsg.simulations.planning.balance import dealt
-from fedlsg.simulations.planning.before import Before, read_before
+from fedlsg.simulations.planning.base.charged_before import Before, read_before
+from fedlsg.simulations.planning.base.disclosure import is_covered
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import NO_NOISE
-from fedlsg.simulations.planning.continuity import (
+from fedlsg.simulations.planning.earlier_runs.continuity import (
     begin,
     check_unchanged,
     go_further,
     refuse_lost_checkpoint,
     settings_further,
 )
-from fedlsg.simulations.planning.disclosure import is_covered
-from fedlsg.simulations.planning.hints import at_guessing, guessing_line
-from fedlsg.simulations.planning.known_weights import remember_weights
+from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
 from fedlsg.simulations.planning.plan import Plan, planned_epsilon
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
 from fedlsg.simulations.report.client_table import ON_TERMINAL, client_table
 from fedlsg.simulations.report.progress import lasting, showing, working

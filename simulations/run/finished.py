@@ -15,9 +15,9 @@ from fedlsg import strategies, user_code
 from fedlsg.carriers import merge
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.trust import READS, allow_code
 from fedlsg.simulations.report.figure import plot, png
 from fedlsg.simulations.report.run_charts import course

@@ -19,7 +19,7 @@ import torch
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.advice import rho_of
+from fedlsg.simulations.planning.advice.remarks import rho_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.workloads import to_device
 from fedlsg.tensors import spaced

@@ -26,8 +26,8 @@ from fedlsg.simulations.client.train import train_round
 from fedlsg.simulations.client.virtual import task_identity
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.local import LocalGrid
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.server.recorder import make_downlink
 from fedlsg.simulations.server.server_app import federation_settings
 from fedlsg.simulations.settings.participation import NAMES as CLOCK

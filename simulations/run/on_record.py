@@ -18,10 +18,10 @@ from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, places_o
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.known_weights import learn_weights
+from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
+from fedlsg.simulations.planning.earlier_runs.known_weights import learn_weights
+from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
-from fedlsg.simulations.planning.warm_start import started_from
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.server.best_round import FOLDER

@@ -19,14 +19,14 @@ from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.cluster import processors
-from fedlsg.simulations.planning.advice import isolation_line, rho_of, sum_bits
-from fedlsg.simulations.planning.balance import dealt
+from fedlsg.simulations.planning.advice.balance import dealt
+from fedlsg.simulations.planning.advice.own_choices import choices
+from fedlsg.simulations.planning.advice.remarks import isolation_line, rho_of, sum_bits
+from fedlsg.simulations.planning.base.memory import memory_of
+from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import events_of
-from fedlsg.simulations.planning.memory import memory_of
-from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.own_choices import choices
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
 from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_words

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlsg.gradients import trainable
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.hints import Trial
+from fedlsg.simulations.planning.advice.hints import Trial
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.evaluate import evaluate
 from fedlsg.simulations.workloads import Split, to_device

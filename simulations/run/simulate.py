@@ -16,8 +16,8 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import ahead
-from fedlsg.simulations.planning.continuity import FURTHER, check_same_budgets
-from fedlsg.simulations.planning.start_weights import from_root
+from fedlsg.simulations.planning.base.start_weights import from_root
+from fedlsg.simulations.planning.earlier_runs.continuity import FURTHER, check_same_budgets
 from fedlsg.simulations.run.commands import begun, continued, execute, going_on
 from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.run.on_record import on_record, writer_of

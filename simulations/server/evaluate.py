@@ -25,8 +25,8 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.gradients.losses import CLASSES
 from fedlsg.simulations.client.train import own_parameters
-from fedlsg.simulations.planning.client_test_rows import parts_of_test
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.faults.client_test_rows import parts_of_test
 from fedlsg.simulations.storage.last_payload import FeedbackBox
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Split, to_device

@@ -14,10 +14,10 @@ from torch import nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.rehearsal import rehearse
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise
+from fedlsg.simulations.planning.earlier_runs.warm_start import before_start
 from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.warm_start import before_start
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from fedlsg.simulations.settings.settings import Settings

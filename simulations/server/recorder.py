@@ -12,14 +12,14 @@ from fedlsg.carriers.probe import Basis
 from fedlsg.gradients import trainable
 from fedlsg.simulations.client.replica import basis_bytes
 from fedlsg.simulations.client.train import keeps_one_round
-from fedlsg.simulations.planning.advice import rho_of, sum_bits
-from fedlsg.simulations.planning.continuity import (
+from fedlsg.simulations.planning.advice.remarks import rho_of, sum_bits
+from fedlsg.simulations.planning.base.disclosure import closed_folders, released_of
+from fedlsg.simulations.planning.earlier_runs.continuity import (
     check_unchanged,
     fingerprint,
     fingerprint_of_begun,
     keep_data_digest,
 )
-from fedlsg.simulations.planning.disclosure import closed_folders, released_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.client_rows import client_rows
 from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation, Score

@@ -15,7 +15,7 @@ from typing import Any
 from fedlsg import bounded
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
-from fedlsg.simulations.planning.continuity import settle
+from fedlsg.simulations.planning.earlier_runs.continuity import settle
 from fedlsg.simulations.storage.atomic_files import DamagedError, load_bytes, write_atomically
 from fedlsg.simulations.storage.examined import RESUMED, SETTINGS, examine
 from fedlsg.simulations.storage.journal import Journal, verify

@@ -26,10 +26,10 @@ from flwr.supercore.exit import add_exit_handler
 
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from fedlsg.simulations.planning.continuity import begin, refuse_lost_checkpoint
-from fedlsg.simulations.planning.disclosure import closed_folders, is_covered, released_of
+from fedlsg.simulations.planning.base.disclosure import closed_folders, is_covered, released_of
+from fedlsg.simulations.planning.earlier_runs.continuity import begin, refuse_lost_checkpoint
+from fedlsg.simulations.planning.earlier_runs.warm_start import carry_over
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.warm_start import carry_over
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
 from fedlsg.simulations.server.deployment import Deployment, most_examples
 from fedlsg.simulations.server.named_callbacks import named

@@ -20,9 +20,9 @@ from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations.models.encoder import describe
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
 from fedlsg.simulations.server.client_rows import shared_rows
 from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec

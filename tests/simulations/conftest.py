@@ -13,7 +13,9 @@ import torch
 
 from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.engines import cluster
-from fedlsg.simulations.planning import advice, plan, run_base
+from fedlsg.simulations.planning import plan
+from fedlsg.simulations.planning.advice import remarks
+from fedlsg.simulations.planning.base import run_base
 from fedlsg.strategies.own_loop import examples, one_round
 from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
@@ -44,7 +46,7 @@ def forgotten_code() -> Iterator[None]:
 def checked_once() -> Iterator[None]:
     """The small models of many runs are equal."""
     with pytest.MonkeyPatch.context() as patch:
-        check_once(patch, examples, plan, run_base, one_round, advice)
+        check_once(patch, examples, plan, run_base, one_round, remarks)
         yield
 
 

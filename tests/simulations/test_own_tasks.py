@@ -23,7 +23,7 @@ from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import truth_of
 from fedlsg.simulations.inspection import batch_gradient, subject_of_settings
 from fedlsg.simulations.inspection.measure import own_clip
-from fedlsg.simulations.planning import row_faults
+from fedlsg.simulations.planning.faults import row_faults
 from fedlsg.user_code import loading
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick

@@ -21,7 +21,7 @@ from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.config.units import EXAMPLE
 from fedlsg.privacy import SERVER
 from fedlsg.simulations.inspection import Subject, subject_of_run, subject_of_settings
-from fedlsg.simulations.planning.advice import schedule_of, stated_of
+from fedlsg.simulations.planning.advice.remarks import schedule_of, stated_of
 from fedlsg.simulations.planning.client_noise import client_terms, events_of
 from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device

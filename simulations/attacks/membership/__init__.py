@@ -39,7 +39,7 @@ from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_
 from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_all
 from fedlsg.simulations.attacks.question import KEY, Question, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
-from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
 from fedlsg.simulations.report.colours import (
     BLACK,

@@ -27,7 +27,7 @@ from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.membership.shadows import Trained, pair_of
 from fedlsg.simulations.planning.client_noise import events_of
-from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
 
 DRAWS = 200

@@ -17,9 +17,9 @@ from fedlsg.simulations.client.node.node_config import TRUST, NodeConfig, own_pa
 from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
 from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
-from fedlsg.simulations.planning.isolation_level import at_level
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import RANDOM
+from fedlsg.simulations.planning.base.isolation_level import at_level
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import RANDOM
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import AUTO, Settings
 from fedlsg.simulations.workloads.features.encoders import PATCHES, SCATTERING

@@ -23,7 +23,7 @@ from fedlsg.config.isolation import Wanted
 from fedlsg.config.units import EXAMPLE, unit_named
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError, log_failure
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Split
 from fedlsg.simulations.workloads.base import OF_PATCHES

@@ -22,7 +22,7 @@ from fedlsg.config import Declared, unknown
 from fedlsg.config.choices import choose
 from fedlsg.simulations.compare.cells import AXES, Entry, is_number, lacks
 from fedlsg.simulations.compare.grid_file import read_toml
-from fedlsg.simulations.planning.continuity import HARMLESS
+from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.settings.automatic import RULED
 from fedlsg.simulations.settings.settings import (
     RUN,

@@ -14,7 +14,7 @@ import fedlsg.simulations.client.train
 import fedlsg.strategies.protocol.expectations
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.storage import last_payload
 from fedlsg.simulations.storage.last_payload import FeedbackBox
 from fedlsg.strategies.protocol.wire import Announcement

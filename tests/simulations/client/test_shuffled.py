@@ -15,8 +15,8 @@ from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
 from fedlsg.simulations.attacks.audit import audited_settings
 from fedlsg.simulations.cli.command_line import app
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage import atomic_files
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after

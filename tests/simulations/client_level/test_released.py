@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-import fedlsg.simulations.planning.disclosure
+import fedlsg.simulations.planning.base.disclosure
 import fedlsg.strategies.protocol.sums as server_noise
 from fedlsg.simulations.report.run_page import run_page
 from fedlsg.simulations.run.commands import execute
@@ -182,7 +182,7 @@ def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, wh
     before = getattr(AT_SERVER, entry)
     more = replace(AT_SERVER, **{entry: before | set(names.split())})
     monkeypatch.setattr(
-        fedlsg.simulations.planning.disclosure, "RELEASED", {**RELEASED, "server": more}
+        fedlsg.simulations.planning.base.disclosure, "RELEASED", {**RELEASED, "server": more}
     )
     monkeypatch.setattr("fedlsg.simulations.storage.round_tables.AT_SERVER", more)
     monkeypatch.setattr(Released, "counted", property(lambda self: True))

@@ -80,7 +80,7 @@ def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
     plan = make_plan(from_mapping(SMALL | settings))
     from fedlsg.accounting import compose
     from fedlsg.simulations.planning.client_noise import events_of
-    from fedlsg.simulations.planning.model_faults import count_blocks
+    from fedlsg.simulations.planning.faults.model_faults import count_blocks
 
     found = compose(events_of(plan, plan.terms[0], count_blocks(plan)), delta=1e-5).upper
     assert (

@@ -8,7 +8,7 @@ import torch
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.privacy.mechanism import add_noise
 from fedlsg.randomness import secret_stream
-from fedlsg.simulations.planning.training_rows import TrainingRows
+from fedlsg.simulations.planning.base.training_rows import TrainingRows
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedlsg.simulations.inspection.partition_view import charts, rows_of, table
-from fedlsg.simulations.planning.balance import Balance
+from fedlsg.simulations.planning.advice.balance import Balance
 
 PLAIN = Balance(
     title="t",

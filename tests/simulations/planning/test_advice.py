@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.advice import advice, torch_func_line
-from fedlsg.simulations.planning.initial_state import InitialState
+from fedlsg.simulations.planning.advice.remarks import advice, torch_func_line
+from fedlsg.simulations.planning.base.initial_state import InitialState
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import TEST, TRAIN, workload

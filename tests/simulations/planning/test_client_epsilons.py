@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import fedlsg
-from fedlsg.simulations.planning.clients import CAP, own_weights
-from fedlsg.simulations.planning.own_choices import choices, noise_of_mean
+from fedlsg.simulations.planning.advice.own_choices import choices, noise_of_mean
+from fedlsg.simulations.planning.base.clients import CAP, own_weights
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.report.client_table import client_table
 from fedlsg.simulations.report.words import privacy_line

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedlsg.simulations import workloads
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.training_rows import OwnData
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.training_rows import OwnData
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Split
 from tests.simulations.support.runs import SMALL, run_local

@@ -11,14 +11,14 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
+import fedlsg.simulations.planning.base.prepare
 import fedlsg.simulations.planning.plan
-import fedlsg.simulations.planning.prepare
 from fedlsg.accounting.certified import epsilon
 from fedlsg.privacy import RunLedger
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.planning.continuity import check_unchanged
-from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.earlier_runs.continuity import check_unchanged
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.lock import exclusive
@@ -87,14 +87,14 @@ def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, m
     """Who holds which row is the same: another data set under the same name, or a file that was
     changed.
     """
-    load = fedlsg.simulations.planning.prepare.workloads.load
+    load = fedlsg.simulations.planning.base.prepare.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> LoadedWorkload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 
     with monkeypatch.context() as patched:
-        patched.setattr(fedlsg.simulations.planning.prepare.workloads, "load", changed)
+        patched.setattr(fedlsg.simulations.planning.base.prepare.workloads, "load", changed)
         with pytest.raises(
             ValueError, match=f"{message} differ from those that this run began with"
         ):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.simulations.workloads.text_workload import Tokens
 

@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning import hints
-from fedlsg.simulations.planning.advice import pull
-from fedlsg.simulations.planning.hints import Ended, Trial, guessing_line, hint
+from fedlsg.simulations.planning.advice import hints
+from fedlsg.simulations.planning.advice.hints import Ended, Trial, guessing_line, hint
+from fedlsg.simulations.planning.advice.remarks import pull
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.settings.settings import from_mapping

@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedlsg.simulations.planning.advice import isolation_line
-from fedlsg.simulations.planning.continuity import check_unchanged
+from fedlsg.simulations.planning.advice.remarks import isolation_line
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.earlier_runs.continuity import check_unchanged
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.run.commands import announce
 from fedlsg.simulations.run.plan_command import _words, facts_of
 from fedlsg.simulations.settings.rule_checker import idle

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.simulations.planning import memory
-from fedlsg.simulations.planning.memory import (
+from fedlsg.simulations.planning.base import memory
+from fedlsg.simulations.planning.base.memory import (
     MOST_ON_CPU,
     memory_of,
     microbatch_of,

@@ -5,8 +5,8 @@ it refuses.
 import numpy as np
 import pytest
 
-from fedlsg.simulations.planning.balance import measure
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.advice.balance import measure
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from fedlsg.accounting.certified import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.config.selection import UNIFORM
+from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import check_budget
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.run.commands import run_command
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.run_directory import RunDir

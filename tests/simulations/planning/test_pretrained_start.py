@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedlsg.simulations import workloads
 from fedlsg.simulations.models.pretrained import digest_of
 from fedlsg.simulations.models.small import digits_mlp
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.updates import write_model
 from tests.simulations.support.own import workload

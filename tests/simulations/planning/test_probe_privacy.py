@@ -15,8 +15,8 @@ from fedlsg import strategies
 from fedlsg.carriers.probe import refresh_of
 from fedlsg.privacy import Entry, RunLedger
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.base import LoadedWorkload

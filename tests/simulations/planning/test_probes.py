@@ -13,7 +13,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.encoder import build_encoder
 from fedlsg.simulations.models.encoder_source import find_encoder
-from fedlsg.simulations.planning.model_faults import PROBES, TOKENS, probes
+from fedlsg.simulations.planning.faults.model_faults import PROBES, TOKENS, probes
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import Split

@@ -15,9 +15,9 @@ import torch
 
 from fedlsg.accounting import compose, epsilon
 from fedlsg.secure_sum.discrete import plan_release
-from fedlsg.simulations.planning.advice import rho_of, sum_line
+from fedlsg.simulations.planning.advice.remarks import rho_of, sum_line
 from fedlsg.simulations.planning.client_noise import events_of
-from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, plan_at, run_local

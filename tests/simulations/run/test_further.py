@@ -11,7 +11,7 @@ import torch
 import fedlsg
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy.run_ledger import ClientCharges, RunLedger
-from fedlsg.simulations.planning import continuity
+from fedlsg.simulations.planning.earlier_runs import continuity
 from fedlsg.simulations.storage import run_directory
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.own import quick

@@ -14,11 +14,11 @@ import fedlsg
 from fedlsg.accounting import epsilon
 from fedlsg.simulations.inspection.partition_view import rows_of
 from fedlsg.simulations.inspection.partition_view import table as partition_table
-from fedlsg.simulations.planning.balance import measure
-from fedlsg.simulations.planning.continuity import fingerprint
+from fedlsg.simulations.planning.advice.balance import measure
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.training_rows import OwnData
+from fedlsg.simulations.planning.earlier_runs.continuity import fingerprint
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.training_rows import OwnData
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.workloads import give
 from tests.simulations.support.own import QUICK, TEST, TRAIN, build, quick, workload

@@ -11,7 +11,7 @@ import torch
 
 from fedlsg.gradients import trainable
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.planning.disclosure import is_covered
+from fedlsg.simulations.planning.base.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.published import find, presets
 from fedlsg.simulations.settings.with_preset import resolve

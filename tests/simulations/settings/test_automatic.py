@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.earlier_runs.continuity import (
+    check_unchanged,
+    fingerprint,
+    keep_data_digest,
+)
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.automatic import device_of
 from fedlsg.simulations.settings.resolve import fill
 from fedlsg.simulations.settings.settings import from_mapping, values_of

@@ -10,9 +10,9 @@ from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.simulations.compare.cells import Entry, Grid
 from fedlsg.simulations.compare.compare_command import accepted
 from fedlsg.simulations.compare.grid_file import check_cells
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.rule_checker import WORDS, all_rules
 from fedlsg.simulations.settings.settings import all_settings, from_mapping, names_given
 from tests.simulations.support.runs import SMALL

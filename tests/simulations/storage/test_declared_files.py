@@ -16,7 +16,7 @@ import pytest
 
 from docs._sphinx.files import HEAD, PAGE, anew
 from fedlsg.simulations.cli import command_line as cli
-from fedlsg.simulations.planning.disclosure import closed_folders
+from fedlsg.simulations.planning.base.disclosure import closed_folders
 from fedlsg.simulations.storage.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
 from fedlsg.simulations.storage.manifest import all_files
 from fedlsg.simulations.storage.run_directory import RunDir

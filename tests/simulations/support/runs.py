@@ -20,7 +20,7 @@ from fedlsg.privacy import SERVER, Entry
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.planning.disclosure import is_covered
+from fedlsg.simulations.planning.base.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.report import run_page
 from fedlsg.simulations.report.run_page import write_run_page

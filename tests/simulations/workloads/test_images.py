@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.drawing import batches
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.images import IMAGE_SETS

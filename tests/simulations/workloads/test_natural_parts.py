@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import give
 from fedlsg.simulations.workloads.base.parts import check_disjoint

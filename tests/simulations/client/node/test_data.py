@@ -16,7 +16,7 @@ from fedlsg.simulations.client.node import conditions
 from fedlsg.simulations.client.node.folder import NodeFolder
 from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import TermsError
-from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,

@@ -17,7 +17,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 import fedlsg.simulations.client.node.conditions
-import fedlsg.simulations.planning.initial_state
+import fedlsg.simulations.planning.base.initial_state
 import fedlsg.simulations.server.server_app
 import fedlsg.strategies.protocol.nodes
 from fedlsg.accounting.certified import epsilon
@@ -25,7 +25,7 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
-from fedlsg.simulations.planning.start_weights import found_source
+from fedlsg.simulations.planning.base.start_weights import found_source
 from fedlsg.simulations.server.server_app import run_rounds
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import as_config, from_mapping
@@ -230,7 +230,7 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
         found.append(len(workload.train) == 0)
         return found_source(spec, workload, settings)
 
-    monkeypatch.setattr(fedlsg.simulations.planning.initial_state, "found_source", watched)
+    monkeypatch.setattr(fedlsg.simulations.planning.base.initial_state, "found_source", watched)
     settings = {
         "method": "probe",
         "probes": 20,

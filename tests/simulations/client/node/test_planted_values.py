@@ -15,8 +15,8 @@ from fedlsg.simulations.client.deployed import check_own_rows, node_process
 from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, SettingsError
 from fedlsg.simulations.flower_apps.client import OWN_CODE, code_digest
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.training_rows import OwnData
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.training_rows import OwnData
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import give
 from tests.simulations.flower_apps.test_flower_app import build, reply, rows

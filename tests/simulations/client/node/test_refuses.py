@@ -247,7 +247,7 @@ def own_code(monkeypatch):
     def start(folder, **node):
         server = Server.start(terms(folder / "node", **node), folder / "copy")
         rule = lambda model, loss, wanted, trial: "isolated" if wanted == "auto" else wanted  # noqa: E731
-        monkeypatch.setattr("fedlsg.simulations.planning.isolation_level.resolve", rule)
+        monkeypatch.setattr("fedlsg.simulations.planning.base.isolation_level.resolve", rule)
         return server
 
     return start

@@ -11,7 +11,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.client.node.conditions import check_features
 from fedlsg.simulations.client.node.node_config import TermsError
 from fedlsg.simulations.models import patches
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads.base import Options
 from fedlsg.simulations.workloads.features import axes
 from fedlsg.simulations.workloads.features.encode import LENGTH

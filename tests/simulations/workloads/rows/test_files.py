@@ -11,10 +11,10 @@ import torch
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.drawing import batches
-from fedlsg.simulations.planning.data_digest import data_digest
-from fedlsg.simulations.planning.prepare import prepare
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.training_rows import OwnData
+from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.training_rows import OwnData
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.rows import table_files

@@ -19,10 +19,10 @@ from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.memory import MOST_ON_CPU
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import with_digest
-from fedlsg.simulations.planning.training_rows import OwnData, OwnPart
+from fedlsg.simulations.planning.base.memory import MOST_ON_CPU
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import with_digest
+from fedlsg.simulations.planning.base.training_rows import OwnData, OwnPart
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import has_deltas, read_own, text_of
 from fedlsg.simulations.settings.participation import unit_of

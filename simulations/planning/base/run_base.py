@@ -21,10 +21,10 @@ from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import IndexMode
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.before import Before
-from fedlsg.simulations.planning.clients import Clients
-from fedlsg.simulations.planning.initial_state import InitialState
-from fedlsg.simulations.planning.training_rows import OwnPart, TrainingRows
+from fedlsg.simulations.planning.base.charged_before import Before
+from fedlsg.simulations.planning.base.clients import Clients
+from fedlsg.simulations.planning.base.initial_state import InitialState
+from fedlsg.simulations.planning.base.training_rows import OwnPart, TrainingRows
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.automatic import device_of
 from fedlsg.simulations.settings.participation import unit_of

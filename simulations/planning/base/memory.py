@@ -19,7 +19,7 @@ from fedlsg.bounded import ram
 from fedlsg.carriers import layer_table
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.run_base import Base, SomeBase
+from fedlsg.simulations.planning.base.run_base import Base, SomeBase
 from fedlsg.simulations.workloads.base.made_ahead import opens_files, processors
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import fields_of

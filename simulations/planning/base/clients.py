@@ -28,7 +28,7 @@ from fedlsg.method import LocalTraining, Schedule
 from fedlsg.participation import Participation
 from fedlsg.privacy import Mechanism
 from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
-from fedlsg.simulations.planning.before import Before, Kind
+from fedlsg.simulations.planning.base.charged_before import Before, Kind
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.participation import participation_of

@@ -13,7 +13,7 @@ from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import trainable
 from fedlsg.method import Method, Schedule
-from fedlsg.simulations.planning.start_weights import found_source, late_source
+from fedlsg.simulations.planning.base.start_weights import found_source, late_source
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.workloads import LoadedWorkload, build_model
 from fedlsg.state import PublicState, ServerState

@@ -7,7 +7,7 @@ from fedlsg.config.isolation import CHECKED, Isolation
 from fedlsg.gradients.isolation.levels import resolve
 from fedlsg.gradients.isolation.trial import level_of_own_code
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import to_device
 from fedlsg.tensors import spaced
 from fedlsg.user_code.objects import restored

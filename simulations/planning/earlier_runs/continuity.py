@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedlsg.simulations.planning.data_digest import data_digest
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.start_weights import source_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.run_base import Base
-from fedlsg.simulations.planning.start_weights import source_digest
 from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, read_own
 from fedlsg.simulations.settings.participation import trace_digest

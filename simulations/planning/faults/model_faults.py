@@ -16,8 +16,8 @@ from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.row_faults import naming_failures
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.faults.row_faults import naming_failures
 from fedlsg.simulations.workloads import Split, to_device
 from fedlsg.training import make_optimizer
 from fedlsg.user_code.objects import restored

@@ -6,7 +6,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.config.partitions import SCHEMES
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.partition import matching_parts, parts_by_value

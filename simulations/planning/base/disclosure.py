@@ -1,6 +1,6 @@
 """What of a run's files and numbers may be seen outside the server, and what an epsilon covers."""
 
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.storage.declared import EVERYTHING, RELEASED, Released
 
 

@@ -26,12 +26,12 @@ from fedlsg.gradients.isolation.trial import word_on
 from fedlsg.privacy import rho
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.simulations.planning.advice.hints import SWAMPED, less_noise, noise_words
+from fedlsg.simulations.planning.base.isolation_level import tried_rows
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import events_of
-from fedlsg.simulations.planning.hints import SWAMPED, less_noise, noise_words
-from fedlsg.simulations.planning.isolation_level import tried_rows
-from fedlsg.simulations.planning.model_faults import count_blocks, probes
+from fedlsg.simulations.planning.faults.model_faults import count_blocks, probes
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.workloads import to_device
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame

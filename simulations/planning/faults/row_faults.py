@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import Split, to_device
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.simulations.workloads.rows import Prepare

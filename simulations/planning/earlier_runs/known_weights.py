@@ -13,7 +13,7 @@ from torch import nn
 from fedlsg.gradients import trainable
 from fedlsg.privacy import trained_weights
 from fedlsg.privacy.trained_weights import DIGEST, NOTED, digest_of
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.trust import WEIGHTS, known, remember
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model

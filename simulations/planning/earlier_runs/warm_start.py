@@ -18,10 +18,10 @@ from fedlsg.accounting.population import front
 from fedlsg.privacy import SERVER, Entry, verify_extends
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.totals import READERS, Totals
-from fedlsg.simulations.planning.before import Before, History, Kind, least_covered
-from fedlsg.simulations.planning.continuity import digest_of_units
-from fedlsg.simulations.planning.data_digest import data_digest
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.charged_before import Before, History, Kind, least_covered
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.earlier_runs.continuity import digest_of_units
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
 from fedlsg.simulations.storage.run_directory import RunDir
 
 NAME = 16

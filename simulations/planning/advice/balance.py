@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedlsg.config.partitions import SCHEMES
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.partition import dealing
 
