@@ -139,7 +139,7 @@ def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
 def after(folder: str) -> dict[str, float]:
     """Seconds that a finished run of ``measure`` takes to be resumed, and to be reported."""
     from fedlsg.simulations.engines import local
-    from fedlsg.simulations.report.run_page import write_run_page
+    from fedlsg.simulations.report.page_of_run.run_page import write_run_page
     from fedlsg.simulations.server.ready import ready_plan
     from fedlsg.simulations.storage.run_directory import RunDir
 

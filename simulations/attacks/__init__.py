@@ -33,7 +33,7 @@ from fedlsg.simulations.attacks.observations import (
 from fedlsg.simulations.attacks.question import question_of, words_of_each
 from fedlsg.simulations.attacks.recording import Check, record_all, record_like
 from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
-from fedlsg.simulations.compare.grid_file import numbers, words
+from fedlsg.simulations.compare.grid.grid_file import numbers, words
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.report.progress import Tick, bar
 from fedlsg.simulations.report.terminal import (

@@ -15,7 +15,7 @@ from fedlsg import strategies
 from fedlsg.config.mechanisms import is_silent
 from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.attacks.observations import Recorded, check_replayed, refuse_client_unit
-from fedlsg.simulations.compare.cells import dropped_lines, lacks
+from fedlsg.simulations.compare.grid.cells import dropped_lines, lacks
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.base.disclosure import is_covered
 from fedlsg.simulations.planning.base.prepare import prepare

@@ -108,9 +108,9 @@ def compare(
     }
     axes |= {"seeds": seeds, "vary": vary}
     with starting():
-        from fedlsg.simulations.compare.bytes_axis import make_view
         from fedlsg.simulations.compare.compare_command import compare_command, make_grid
-        from fedlsg.simulations.compare.runner import Limits
+        from fedlsg.simulations.compare.grid.runner import Limits
+        from fedlsg.simulations.compare.results.bytes_axis import make_view
         from fedlsg.simulations.engines import use_cluster
         from fedlsg.simulations.report.figure import check_drawing
 
@@ -162,8 +162,8 @@ def report(
     RUN is a run directory, or the folder of a comparison, which means all of its runs.
     """
     with starting():
-        from fedlsg.simulations.compare.bytes_axis import make_view
         from fedlsg.simulations.compare.compare_command import report_command
+        from fedlsg.simulations.compare.results.bytes_axis import make_view
 
     report_command(runs, out, console, make_view(axis, link, label), against)
 

@@ -365,7 +365,7 @@ def export(
     *rest, directory = what
     if rest == ["figures"]:
         from fedlsg.simulations.cli.export import figures_command
-        from fedlsg.simulations.compare.bytes_axis import read_labels
+        from fedlsg.simulations.compare.results.bytes_axis import read_labels
 
         figures_command(directory, out, console, read_labels(label or ()))
         return

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from fedlsg.owner_only import make_parents
 from fedlsg.privacy import verify_extends
-from fedlsg.simulations.compare.collect import read_runs
-from fedlsg.simulations.compare.lines import NO_LABELS, Labels, check_labels, lines
-from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.compare.results.collect import read_runs
+from fedlsg.simulations.compare.results.lines import NO_LABELS, Labels, check_labels, lines
+from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
 from fedlsg.simulations.planning.base.prepare import prepare
@@ -39,7 +39,7 @@ from fedlsg.simulations.report.figure import (
     use_style,
     wrap,
 )
-from fedlsg.simulations.report.run_charts import course
+from fedlsg.simulations.report.page_of_run.run_charts import course
 from fedlsg.simulations.report.terminal import checked, print_line, print_whole
 from fedlsg.simulations.run.finished import checkpoint_model, left_model, without_adapters
 from fedlsg.simulations.server.summary import FinalModel

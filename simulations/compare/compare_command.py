@@ -13,13 +13,9 @@ from rich.console import Console
 
 from fedlsg import strategies, user_code
 from fedlsg.simulations import workloads
-from fedlsg.simulations.compare.bytes_axis import PLAIN, View
-from fedlsg.simulations.compare.cell_worker import Outcome, Worker
-from fedlsg.simulations.compare.cells import Cell, Grid, dropped_lines, grouped
-from fedlsg.simulations.compare.collect import cell_result, read_runs
-from fedlsg.simulations.compare.comparison_files import Comparison, Output, write_page, write_tables
-from fedlsg.simulations.compare.comparison_table import unfinished
-from fedlsg.simulations.compare.grid_file import (
+from fedlsg.simulations.compare.grid.cell_worker import Outcome, Worker
+from fedlsg.simulations.compare.grid.cells import Cell, Grid, dropped_lines, grouped
+from fedlsg.simulations.compare.grid.grid_file import (
     KINDS,
     as_toml,
     check_cells,
@@ -30,9 +26,8 @@ from fedlsg.simulations.compare.grid_file import (
     split_settings,
     words,
 )
-from fedlsg.simulations.compare.grid_progress import GridDisplay
-from fedlsg.simulations.compare.lines import check_labels, lines
-from fedlsg.simulations.compare.runner import (
+from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
+from fedlsg.simulations.compare.grid.runner import (
     Folder,
     Limits,
     Ray,
@@ -41,9 +36,19 @@ from fedlsg.simulations.compare.runner import (
     run_cells,
     share_out,
 )
-from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View
+from fedlsg.simulations.compare.results.collect import cell_result, read_runs
+from fedlsg.simulations.compare.results.comparison_files import (
+    Comparison,
+    Output,
+    write_page,
+    write_tables,
+)
+from fedlsg.simulations.compare.results.comparison_table import unfinished
+from fedlsg.simulations.compare.results.lines import check_labels, lines
+from fedlsg.simulations.report.page_of_run.run_page import run_page
+from fedlsg.simulations.report.page_of_run.tiles import check_against
 from fedlsg.simulations.report.terminal import print_line, print_note, print_parts, print_whole
-from fedlsg.simulations.report.tiles import check_against
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
 from fedlsg.simulations.settings.settings import permit_code
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to

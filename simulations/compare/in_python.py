@@ -13,15 +13,19 @@ from rich.console import Console
 
 from fedlsg.method import Method
 from fedlsg.randomness import alone
-from fedlsg.simulations.compare.bytes_axis import View
-from fedlsg.simulations.compare.cell_worker import Here, Worker
 from fedlsg.simulations.compare.compare_command import folder_of, grid_of, run_grid
-from fedlsg.simulations.compare.comparison_files import Comparison
-from fedlsg.simulations.compare.comparison_table import comparison_table, frame_of, sentences
-from fedlsg.simulations.compare.grid_file import words
-from fedlsg.simulations.compare.pandas_library import pd
-from fedlsg.simulations.compare.plots import figures
-from fedlsg.simulations.compare.runner import CELLS, Limits
+from fedlsg.simulations.compare.grid.cell_worker import Here, Worker
+from fedlsg.simulations.compare.grid.grid_file import words
+from fedlsg.simulations.compare.grid.runner import CELLS, Limits
+from fedlsg.simulations.compare.results.bytes_axis import View
+from fedlsg.simulations.compare.results.comparison_files import Comparison
+from fedlsg.simulations.compare.results.comparison_table import (
+    comparison_table,
+    frame_of,
+    sentences,
+)
+from fedlsg.simulations.compare.results.pandas_library import pd
+from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.report.figure import check_drawing, plot, png
 from fedlsg.simulations.report.template import notebook_table
 from fedlsg.simulations.report.terminal import shown

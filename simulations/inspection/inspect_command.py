@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.simulations.compare.grid_file import numbers
+from fedlsg.simulations.compare.grid.grid_file import numbers
 from fedlsg.simulations.inspection import (
     Costs,
     Subject,

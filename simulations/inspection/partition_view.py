@@ -15,7 +15,6 @@ from rich.console import Console
 from fedlsg.simulations.planning.advice.balance import Balance, measure
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
-from fedlsg.simulations.report.client_table import name_in
 from fedlsg.simulations.report.colours import (
     BLACK,
     BLUE,
@@ -39,6 +38,7 @@ from fedlsg.simulations.report.page import (
     download,
     sections,
 )
+from fedlsg.simulations.report.page_of_run.client_table import name_in
 from fedlsg.simulations.report.table import Column, csv_of, make_table
 from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.terminal import (

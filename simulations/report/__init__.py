@@ -5,6 +5,7 @@ table    tables from columns: each fact is computed once, for pages, terminal, M
          JSON
 chart    a figure as data; figure: the one style of figures, and parts of a page of them (colours:
          those of both)
+page_of_run  report.html of a run
 words    one wording for each fact of a run; facts: sections that pages share; terminal, progress:
          while it runs
 """

@@ -20,7 +20,7 @@ from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.trust import READS, allow_code
 from fedlsg.simulations.report.figure import plot, png
-from fedlsg.simulations.report.run_charts import course
+from fedlsg.simulations.report.page_of_run.run_charts import course
 from fedlsg.simulations.report.template import notebook_cell
 from fedlsg.simulations.report.terminal import shown
 from fedlsg.simulations.report.words import outcome

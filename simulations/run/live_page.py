@@ -114,7 +114,7 @@ class LivePage:
 
     def prepare(self) -> None:
         """Import what makes the page, which takes seconds: the server answers before."""
-        import fedlsg.simulations.report.run_page  # noqa: F401
+        import fedlsg.simulations.report.page_of_run.run_page  # noqa: F401
 
     def refresh(self) -> None:
         """Make the page again if the run has something new, no more often than ``PACE`` says."""
@@ -132,7 +132,7 @@ class LivePage:
         self.over = True
 
     def _html(self, version: str, status: str | None) -> bytes:
-        from fedlsg.simulations.report.run_page import run_page
+        from fedlsg.simulations.report.page_of_run.run_page import run_page
         from fedlsg.simulations.storage.results import read_run
 
         result = read_run(self.folder, status=status)

@@ -160,7 +160,7 @@ def _finish(
     summary = released_of(plan).of_summary(summarize(plan, outcome))
     run.write_summary(summary)
     if page:
-        from fedlsg.simulations.report.run_page import write_run_page
+        from fedlsg.simulations.report.page_of_run.run_page import write_run_page
 
         write_run_page(run)
     return summary

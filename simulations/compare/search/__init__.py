@@ -21,13 +21,13 @@ from rich.console import Console
 from fedlsg import user_code
 from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
-from fedlsg.simulations.compare.bytes_axis import View
-from fedlsg.simulations.compare.cells import Grid, dropped_lines
 from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
-from fedlsg.simulations.compare.comparison_table import unfinished
-from fedlsg.simulations.compare.grid_file import as_toml, check_cells
-from fedlsg.simulations.compare.grid_progress import GridDisplay
-from fedlsg.simulations.compare.runner import Folder, Limits, Ray, one_ray
+from fedlsg.simulations.compare.grid.cells import Grid, dropped_lines
+from fedlsg.simulations.compare.grid.grid_file import as_toml, check_cells
+from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
+from fedlsg.simulations.compare.grid.runner import Folder, Limits, Ray, one_ray
+from fedlsg.simulations.compare.results.bytes_axis import View
+from fedlsg.simulations.compare.results.comparison_table import unfinished
 from fedlsg.simulations.compare.search import search_files
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     as_many_rows,

@@ -7,11 +7,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlsg.simulations.compare.cells import is_number
-from fedlsg.simulations.compare.comparison_files import write_report
-from fedlsg.simulations.compare.comparison_table import unfinished
-from fedlsg.simulations.compare.lines import measured, shown
-from fedlsg.simulations.compare.plots import Charts, values_axis
+from fedlsg.simulations.compare.grid.cells import is_number
+from fedlsg.simulations.compare.results.comparison_files import write_report
+from fedlsg.simulations.compare.results.comparison_table import unfinished
+from fedlsg.simulations.compare.results.lines import measured, shown
+from fedlsg.simulations.compare.results.plots import Charts, values_axis
 from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
 from fedlsg.simulations.compare.search.space import shown as value_shown
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial, best_of

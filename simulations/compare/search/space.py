@@ -20,8 +20,8 @@ from typing import Any, Literal
 from fedlsg import strategies
 from fedlsg.config import Declared, unknown
 from fedlsg.config.choices import choose
-from fedlsg.simulations.compare.cells import AXES, Entry, is_number, lacks
-from fedlsg.simulations.compare.grid_file import read_toml
+from fedlsg.simulations.compare.grid.cells import AXES, Entry, is_number, lacks
+from fedlsg.simulations.compare.grid.grid_file import read_toml
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.settings.automatic import RULED
 from fedlsg.simulations.settings.settings import (

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlsg import user_code
-from fedlsg.simulations.compare.cell_worker import Worker
-from fedlsg.simulations.compare.cells import Cell, Grid, word
-from fedlsg.simulations.compare.collect import cell_result
-from fedlsg.simulations.compare.grid_progress import GridDisplay
-from fedlsg.simulations.compare.lines import more_is_better
-from fedlsg.simulations.compare.runner import (
+from fedlsg.simulations.compare.grid.cell_worker import Worker
+from fedlsg.simulations.compare.grid.cells import Cell, Grid, word
+from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
+from fedlsg.simulations.compare.grid.runner import (
     Folder,
     Limits,
     Ray,
@@ -23,6 +21,8 @@ from fedlsg.simulations.compare.runner import (
     run_cells,
     share_out,
 )
+from fedlsg.simulations.compare.results.collect import cell_result
+from fedlsg.simulations.compare.results.lines import more_is_better
 from fedlsg.simulations.compare.search.cost_of_choosing import Rows
 from fedlsg.simulations.compare.search.pickers import Asked, Picker
 from fedlsg.simulations.compare.search.space import Dimension, Side, tunable, value_words

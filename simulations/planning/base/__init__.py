@@ -4,6 +4,6 @@
 question: ``clients`` (public numbers of all clients), ``training_rows`` (those of this process),
 ``initial_state`` (model and states of the start), and the ``Uplink`` of ``protocol.expectations``
 (how values travel). ``isolation_level`` and ``memory`` choose what the settings leave open;
-``start_weights`` and ``charged_before`` are weights and charges that it begins with; ``disclosure`` says
-what of the run may be seen.
+``start_weights`` and ``charged_before`` are weights and charges that it begins with;
+``disclosure`` says what of the run may be seen.
 """

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import fedlsg.simulations.planning.base.disclosure
 import fedlsg.strategies.protocol.sums as server_noise
-from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.run.commands import execute
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.loggers import metrics_of, names_of, results_of

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.compare.cell_worker import Job, Outcome, Shared, run_cell
-from fedlsg.simulations.compare.cells import Cell
-from fedlsg.simulations.compare.collect import cell_result
-from fedlsg.simulations.compare.runner import Folder, check_same_settings, run_cells
+from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome, Shared, run_cell
+from fedlsg.simulations.compare.grid.cells import Cell
+from fedlsg.simulations.compare.grid.runner import Folder, check_same_settings, run_cells
+from fedlsg.simulations.compare.results.collect import cell_result
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.compare_cases import fake, grid
 from tests.simulations.support.runs import SMALL

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedlsg
 from fedlsg.privacy.data_record import SpentTogetherWarning
-from fedlsg.simulations.compare import cell_worker
+from fedlsg.simulations.compare.grid import cell_worker
 from fedlsg.simulations.storage.manifest import NAME
 from tests.simulations.support.runs import SMALL
 

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.compare.bytes_axis import View
-from fedlsg.simulations.compare.comparison_files import Comparison, write_page, write_tables
-from fedlsg.simulations.compare.comparison_table import comparison_table, sentences, table_csv
-from fedlsg.simulations.compare.lines import higher_is_better, lines
-from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.compare.results.bytes_axis import View
+from fedlsg.simulations.compare.results.comparison_files import Comparison, write_page, write_tables
+from fedlsg.simulations.compare.results.comparison_table import (
+    comparison_table,
+    sentences,
+    table_csv,
+)
+from fedlsg.simulations.compare.results.lines import higher_is_better, lines
+from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, standard_error
@@ -80,7 +84,7 @@ def test_lines_are_in_the_order_of_targets_then_of_means():
 def test_every_ranking_asks_for_the_direction_once(by_loss, planted, monkeypatch):
     """Control: with the opposite direction planted, every ranking turns round."""
     if planted:
-        opposite = "fedlsg.simulations.compare.lines.higher_is_better"
+        opposite = "fedlsg.simulations.compare.results.lines.higher_is_better"
         monkeypatch.setattr(opposite, lambda name: not higher_is_better(name))
     runs = [of_score(score, rank, by_loss) for rank, score in ((4, 0.9), (8, 0.6), (16, 0.7))]
     table = lines(runs)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedlsg.simulations.compare.bytes_axis import View, read_labels
-from fedlsg.simulations.compare.comparison_files import Comparison
-from fedlsg.simulations.compare.comparison_table import frame_of
-from fedlsg.simulations.compare.lines import check_labels, lines
-from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.compare.results.bytes_axis import View, read_labels
+from fedlsg.simulations.compare.results.comparison_files import Comparison
+from fedlsg.simulations.compare.results.comparison_table import frame_of
+from fedlsg.simulations.compare.results.lines import check_labels, lines
+from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result
 

@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from fedlsg.simulations.compare.runner import share_out
+from fedlsg.simulations.compare.grid.runner import share_out
 from fedlsg.simulations.engines.cluster import Cluster
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.places import REPOSITORY
@@ -59,9 +59,9 @@ class FakeRay:
 def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
     """Six cells, eight processors and two GPUs in the cluster, four processors in this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("fedlsg.simulations.compare.runner.processors", lambda: 4)
+    monkeypatch.setattr("fedlsg.simulations.compare.grid.runner.processors", lambda: 4)
     monkeypatch.setattr(
-        "fedlsg.simulations.compare.runner.fitting",
+        "fedlsg.simulations.compare.grid.runner.fitting",
         lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99)),
     )
     cells = grid(seeds=3, settings={"engine": "ray", "device": "cpu"} | settings).cells()

@@ -17,7 +17,7 @@ from benchmarks.flower.node_fuzz import fuzz
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
 from fedlsg.simulations.engines.local import LocalGrid, task_identity
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.report.run_page import read_run, run_page
+from fedlsg.simulations.report.page_of_run.run_page import read_run, run_page
 from fedlsg.simulations.server.deployment import Deployment
 from fedlsg.simulations.server.server_app import run_rounds
 from fedlsg.simulations.settings.settings import as_config, from_mapping

@@ -16,7 +16,7 @@ import fedlsg
 from fedlsg.simulations.planning.advice.own_choices import choices, noise_of_mean
 from fedlsg.simulations.planning.base.clients import CAP, own_weights
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.report.client_table import client_table
+from fedlsg.simulations.report.page_of_run.client_table import client_table
 from fedlsg.simulations.report.words import privacy_line
 from fedlsg.simulations.run.plan_command import worst
 from fedlsg.simulations.settings.own_epsilons import (

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedlsg.simulations.compare.collect import read_runs
-from fedlsg.simulations.compare.comparison_files import Comparison, page
-from fedlsg.simulations.compare.plots import figures
-from fedlsg.simulations.report.run_page import command, run_page
-from fedlsg.simulations.report.tiles import check_against, quality_tiles
+from fedlsg.simulations.compare.results.collect import read_runs
+from fedlsg.simulations.compare.results.comparison_files import Comparison, page
+from fedlsg.simulations.compare.results.plots import figures
+from fedlsg.simulations.report.page_of_run.run_page import command, run_page
+from fedlsg.simulations.report.page_of_run.tiles import check_against, quality_tiles
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir

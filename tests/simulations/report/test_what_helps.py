@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.report.what_helps import end_of, hints
+from fedlsg.simulations.report.page_of_run.what_helps import end_of, hints
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result, row
 

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import fedlsg
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy.data_record import SpentTogetherWarning
-from fedlsg.simulations.report.run_page import write_run_page
+from fedlsg.simulations.report.page_of_run.run_page import write_run_page
 from fedlsg.simulations.run import on_record
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.private_step import PrivateStep

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from fedlsg.privacy.ledger_file import merge
-from fedlsg.simulations.report.client_table import client_charts, client_table
+from fedlsg.simulations.report.page_of_run.client_table import client_charts, client_table
 from fedlsg.simulations.report.progress import RoundDisplay
 from fedlsg.simulations.report.words import named, outcome
 from fedlsg.simulations.run.commands import with_names

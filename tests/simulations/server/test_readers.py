@@ -20,7 +20,7 @@ from fedlsg import load_run
 from fedlsg.accounting import compose, epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
 from fedlsg.simulations.attacks.audit import audited_run
-from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.run.commands import continued
 from fedlsg.simulations.server.spent import Spent

@@ -7,9 +7,9 @@ import pytest
 
 from fedlsg import strategies
 from fedlsg.secure_sum.discrete import most_log_ratio
-from fedlsg.simulations.compare.cells import Entry, Grid
 from fedlsg.simulations.compare.compare_command import accepted
-from fedlsg.simulations.compare.grid_file import check_cells
+from fedlsg.simulations.compare.grid.cells import Entry, Grid
+from fedlsg.simulations.compare.grid.grid_file import check_cells
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.plan import make_plan

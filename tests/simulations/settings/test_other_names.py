@@ -17,8 +17,8 @@ from fedlsg import strategies
 from fedlsg.config import foreign
 from fedlsg.config.foreign import NEEDLESS, OURS
 from fedlsg.simulations.cli.command_line import app
-from fedlsg.simulations.compare.cells import Entry
-from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.grid.cells import Entry
+from fedlsg.simulations.compare.grid.grid_file import from_toml
 from fedlsg.simulations.compare.search.space import make_spaces
 from fedlsg.simulations.run.simulate import MORE
 from fedlsg.simulations.settings.settings import all_settings

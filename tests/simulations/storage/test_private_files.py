@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 
 import fedlsg.simulations.client.client_app
 from fedlsg import owner_only
-from fedlsg.simulations.compare.cell_worker import Job, Shared, run_cell
+from fedlsg.simulations.compare.grid.cell_worker import Job, Shared, run_cell
 from fedlsg.simulations.storage import atomic_files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 

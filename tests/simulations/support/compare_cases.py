@@ -5,9 +5,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from fedlsg.simulations.compare.cell_worker import Job, Outcome
-from fedlsg.simulations.compare.cells import Grid
-from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome
+from fedlsg.simulations.compare.grid.cells import Grid
+from fedlsg.simulations.compare.grid.grid_file import from_toml
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
 

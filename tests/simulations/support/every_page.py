@@ -18,12 +18,12 @@ from fedlsg.simulations.attacks.membership.membership_findings import Report
 from fedlsg.simulations.attacks.membership.shadows import Trained
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import Options
-from fedlsg.simulations.compare.bytes_axis import View
-from fedlsg.simulations.compare.comparison_files import Comparison
-from fedlsg.simulations.compare.comparison_files import page as compare_page
-from fedlsg.simulations.compare.grid_file import from_toml
-from fedlsg.simulations.compare.plots import figures
-from fedlsg.simulations.compare.runner import Folder
+from fedlsg.simulations.compare.grid.grid_file import from_toml
+from fedlsg.simulations.compare.grid.runner import Folder
+from fedlsg.simulations.compare.results.bytes_axis import View
+from fedlsg.simulations.compare.results.comparison_files import Comparison
+from fedlsg.simulations.compare.results.comparison_files import page as compare_page
+from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.cost_of_choosing import Rows
 from fedlsg.simulations.compare.search.search_files import Found
 from fedlsg.simulations.compare.search.search_files import figures as search_figures
@@ -33,7 +33,7 @@ from fedlsg.simulations.compare.search.trials import Arm, Job, Trial
 from fedlsg.simulations.inspection.inspect_command import inspect_command
 from fedlsg.simulations.inspection.partition_view import partition_command
 from fedlsg.simulations.report.page import download
-from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result

@@ -23,7 +23,7 @@ def start(run: Path, kill_at: int = 0) -> BaseProcess:
         [
             "fedlsg.simulations.run.commands",
             "fedlsg.simulations.engines.local",
-            "fedlsg.simulations.report.run_page",
+            "fedlsg.simulations.report.page_of_run.run_page",
         ]
     )
     process = CONTEXT.Process(target=_resume, args=(str(run), kill_at))
@@ -39,7 +39,7 @@ def said(run: Path) -> str:
 def _resume(run: str, kill_at: int) -> None:
     from rich.console import Console
 
-    import fedlsg.simulations.report.run_page
+    import fedlsg.simulations.report.page_of_run.run_page
     from fedlsg.simulations.run.commands import resume_command
 
     count = 0
@@ -55,7 +55,7 @@ def _resume(run: str, kill_at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(die)
-    fedlsg.simulations.report.run_page.write_run_page = lambda run: None
+    fedlsg.simulations.report.page_of_run.run_page.write_run_page = lambda run: None
     words = Path(f"{run}.said")
     try:
         with open(os.devnull, "w") as nowhere:

@@ -22,8 +22,8 @@ from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.base.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.report import run_page
-from fedlsg.simulations.report.run_page import write_run_page
+from fedlsg.simulations.report.page_of_run import run_page
+from fedlsg.simulations.report.page_of_run.run_page import write_run_page
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.round_tables import Row

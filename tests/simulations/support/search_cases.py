@@ -6,7 +6,7 @@ from typing import Any
 import tomli_w
 
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.simulations.compare.cell_worker import Job, Outcome
+from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.compare_cases import CHANCE
 

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from fedlsg.accounting import Event, compose
-from fedlsg.simulations.compare.cell_worker import Job as CellJob
-from fedlsg.simulations.compare.cell_worker import Outcome
-from fedlsg.simulations.compare.grid_file import from_toml
-from fedlsg.simulations.compare.runner import Limits
+from fedlsg.simulations.compare.grid.cell_worker import Job as CellJob
+from fedlsg.simulations.compare.grid.cell_worker import Outcome
+from fedlsg.simulations.compare.grid.grid_file import from_toml
+from fedlsg.simulations.compare.grid.runner import Limits
 from fedlsg.simulations.compare.search import make_job, search_command, search_files, trials
 from fedlsg.simulations.compare.search.trials import FIRST_SEED
 from fedlsg.simulations.report.words import epsilon_words

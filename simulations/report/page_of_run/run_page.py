@@ -12,7 +12,6 @@ from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
-from fedlsg.simulations.report.client_table import client_parts
 from fedlsg.simulations.report.facts import (
     epsilon_section,
     made_section,
@@ -36,9 +35,9 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.run_charts import clients, costs, quality
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.tiles import (
+from fedlsg.simulations.report.page_of_run.client_table import client_parts
+from fedlsg.simulations.report.page_of_run.run_charts import clients, costs, quality
+from fedlsg.simulations.report.page_of_run.tiles import (
     budget_meter,
     cost_tiles,
     privacy_badge,
@@ -46,7 +45,8 @@ from fedlsg.simulations.report.tiles import (
     progress_meter,
     quality_tiles,
 )
-from fedlsg.simulations.report.what_helps import NOTHING, hints
+from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints
+from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
 from fedlsg.simulations.settings.settings import (
     FOLDERS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedlsg.config.choices import choose
-from fedlsg.simulations.compare.lines import (
+from fedlsg.simulations.compare.results.lines import (
     SAME,
     Labels,
     Line,
@@ -19,7 +19,7 @@ from fedlsg.simulations.compare.lines import (
     measured,
     score_words,
 )
-from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.page import Table
 from fedlsg.simulations.report.table import Column, make_table
 from fedlsg.simulations.report.words import human_bytes

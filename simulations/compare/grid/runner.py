@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import bounded
-from fedlsg.simulations.compare.cell_worker import Job, Outcome, Worker, environment
-from fedlsg.simulations.compare.cells import Cell
+from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome, Worker, environment
+from fedlsg.simulations.compare.grid.cells import Cell
 from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.settings.settings import RUN, as_config, parse

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlsg.simulations.compare.cells import grouped, is_number
-from fedlsg.simulations.compare.lines import (
+from fedlsg.simulations.compare.grid.cells import grouped, is_number
+from fedlsg.simulations.compare.results.lines import (
     SAME,
     Line,
     family,

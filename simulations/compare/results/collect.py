@@ -9,9 +9,9 @@ from typing import Any
 from warnings import warn
 
 from fedlsg import bounded
-from fedlsg.simulations.compare.cells import Cell, word
-from fedlsg.simulations.compare.pandas_library import pd
-from fedlsg.simulations.compare.runner import CELLS, Ended, Folder
+from fedlsg.simulations.compare.grid.cells import Cell, word
+from fedlsg.simulations.compare.grid.runner import CELLS, Ended, Folder
+from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.journal import Link

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlsg.simulations.compare.bytes_axis import (
+from fedlsg.simulations.compare.results.bytes_axis import (
     NOTE,
     PLAIN,
     View,
     panel_table,
     panels,
 )
-from fedlsg.simulations.compare.comparison_table import (
+from fedlsg.simulations.compare.results.comparison_table import (
     comparison_table,
     notes,
     runs_of,
@@ -27,10 +27,10 @@ from fedlsg.simulations.compare.comparison_table import (
     unfinished,
     variants,
 )
-from fedlsg.simulations.compare.latex_table import latex_table
-from fedlsg.simulations.compare.lines import PROBE, Line, lines
-from fedlsg.simulations.compare.pandas_library import pd
-from fedlsg.simulations.compare.plots import Charts, figures
+from fedlsg.simulations.compare.results.latex_table import latex_table
+from fedlsg.simulations.compare.results.lines import PROBE, Line, lines
+from fedlsg.simulations.compare.results.pandas_library import pd
+from fedlsg.simulations.compare.results.plots import Charts, figures
 from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.figure import interactive, picture, png
 from fedlsg.simulations.report.page import (

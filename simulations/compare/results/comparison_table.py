@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Literal
 
 from fedlsg.config.units import EXAMPLE, unit_named
-from fedlsg.simulations.compare.lines import PROBE, Line, score_words, value_words
-from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.results.lines import PROBE, Line, score_words, value_words
+from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.colours import looks
 from fedlsg.simulations.report.facts import trust_words

@@ -28,7 +28,7 @@ from typing import Any
 from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
-from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
+from fedlsg.simulations.compare.grid.cells import AXES, Cell, Entry, Grid, grouped, is_number
 from fedlsg.simulations.planning.base.prepare import data_key, prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import client_terms

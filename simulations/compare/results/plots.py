@@ -13,12 +13,12 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedlsg.config.units import unit_named
-from fedlsg.simulations.compare.bytes_axis import PLAIN, View, both_ways, panels
-from fedlsg.simulations.compare.cells import grouped, is_number
-from fedlsg.simulations.compare.comparison_table import varied_names
-from fedlsg.simulations.compare.heat_maps import heat_maps, value_words_of, values_of
-from fedlsg.simulations.compare.lines import Line, family, in_legend_order, marked, measured
-from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.grid.cells import grouped, is_number
+from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View, both_ways, panels
+from fedlsg.simulations.compare.results.comparison_table import varied_names
+from fedlsg.simulations.compare.results.heat_maps import heat_maps, value_words_of, values_of
+from fedlsg.simulations.compare.results.lines import Line, family, in_legend_order, marked, measured
+from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
 from fedlsg.simulations.report.colours import GREY, looks
 

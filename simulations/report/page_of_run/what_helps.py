@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from fedlsg.simulations.planning.advice.hints import guessing_line
-from fedlsg.simulations.report.run_charts import Curve, accuracy_curve, curves
+from fedlsg.simulations.report.page_of_run.run_charts import Curve, accuracy_curve, curves
 from fedlsg.simulations.report.words import epsilon_words, percent
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_error

@@ -6,9 +6,13 @@ A paper needs the package booktabs, and reads the file with its command input.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedlsg.simulations.compare.comparison_table import columns_of, epsilon_group, informative
-from fedlsg.simulations.compare.lines import Line, shown
-from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.results.comparison_table import (
+    columns_of,
+    epsilon_group,
+    informative,
+)
+from fedlsg.simulations.compare.results.lines import Line, shown
+from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.page import Row
 from fedlsg.simulations.report.table import Column, make_table
 

@@ -13,9 +13,9 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import TaskID
 
-from fedlsg.simulations.compare.cell_worker import Outcome
-from fedlsg.simulations.compare.cells import Cell
-from fedlsg.simulations.compare.runner import Folder, Limits
+from fedlsg.simulations.compare.grid.cell_worker import Outcome
+from fedlsg.simulations.compare.grid.cells import Cell
+from fedlsg.simulations.compare.grid.runner import Folder, Limits
 from fedlsg.simulations.report.progress import (
     PAUSE_SECONDS,
     announce_estimate,
