@@ -71,10 +71,10 @@ def calibrate_noise_multiplier(
     [0.05, 1e6] meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the
     witness disagrees.
     """
-    found = _calibrated(epsilon, delta, sample_rate, steps, besides, log_ratio)
-    event = Event(sample_rate=sample_rate, noise_multiplier=found, steps=steps, log_ratio=log_ratio)
+    sigma = _calibrated(epsilon, delta, sample_rate, steps, besides, log_ratio)
+    event = Event(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
     compose([event, *besides], delta=delta)
-    return found
+    return sigma
 
 
 def calibrate_each(
@@ -201,7 +201,7 @@ def max_steps(
             and reported(n) <= target < reported(n + 1)
         )
 
-    (found,) = hints.checked(
+    (most,) = hints.checked(
         "steps",
         (target, delta, q, sigma, [astuple(e) for e in besides], each),
         holds=holds,
@@ -209,7 +209,7 @@ def max_steps(
             largest_steps(lambda steps: rough(events(steps), delta), reported, target),
         ),
     )
-    return int(found)
+    return int(most)
 
 
 def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
@@ -228,15 +228,15 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
     slope = -1.0  # d log epsilon / d log sigma, from the last two answers
     too_small, enough, before = 0.0, math.inf, (0.0, 0.0)
     for _ in range(100):
-        found = reported(sigma)
-        if 0 < found < math.inf:
+        epsilon = reported(sigma)
+        if 0 < epsilon < math.inf:
             if before[0] and before[0] != sigma:
-                steeper = math.log(found / before[1]) / math.log(sigma / before[0])
+                steeper = math.log(epsilon / before[1]) / math.log(sigma / before[0])
                 slope = min(max(steeper, -50.0), -0.05)
-            before = (sigma, found)
-        if found <= target:
+            before = (sigma, epsilon)
+        if epsilon <= target:
             enough = min(enough, sigma)
-            if found >= target * (1 + 0.3 * SIGMA_TOLERANCE * slope):
+            if epsilon >= target * (1 + 0.3 * SIGMA_TOLERANCE * slope):
                 return sigma
             if sigma <= SMALLEST_SIGMA:
                 raise OutOfReachError(ALMOST_WITHOUT_NOISE)
@@ -249,8 +249,8 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
         # Aim a tenth of the tolerance inside the target: one or two corrections then end the
         # search.
         step = (
-            (found / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10)
-            if 0 < found < math.inf
+            (epsilon / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10)
+            if 0 < epsilon < math.inf
             else 0.0
         )
         low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
@@ -260,7 +260,9 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
             sigma = math.sqrt(low * high)
         else:
             sigma = (
-                max(sigma / 2, SMALLEST_SIGMA) if found <= target else min(sigma * 2, LARGEST_SIGMA)
+                max(sigma / 2, SMALLEST_SIGMA)
+                if epsilon <= target
+                else min(sigma * 2, LARGEST_SIGMA)
             )
     raise OutOfReachError("the search for a noise multiplier does not end: change the target")
 
@@ -282,18 +284,18 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
     within, beyond = 0, MAX_STEPS + 1
     for attempt in range(80):
         steps = min(max(steps, within + 1), beyond - 1)
-        found = reported(steps)
-        if found <= target:
+        epsilon = reported(steps)
+        if epsilon <= target:
             within = steps
         else:
             beyond = steps
         if beyond - within == 1:
             return within
-        if attempt >= 6 or not 0 < found < math.inf:
+        if attempt >= 6 or not 0 < epsilon < math.inf:
             steps = (within + beyond) // 2
         # epsilon grows about like the square root of steps: one correction ends next to the root
         else:
-            steps = round(steps * (target / found) ** 2) + (0 if found > target else 1)
+            steps = round(steps * (target / epsilon) ** 2) + (0 if epsilon > target else 1)
     raise AssertionError("a bracket of 10^8 integers is halved at most 27 times")
 
 

@@ -55,8 +55,8 @@ def device_in(given: dict[str, Any]) -> Device:
 
     Raises ValueError for a device that is none.
     """
-    found: Device = RUN["device"].parse(given.pop("device", RUN["device"].default))
-    return found
+    device: Device = RUN["device"].parse(given.pop("device", RUN["device"].default))
+    return device
 
 
 def let_run(
@@ -217,16 +217,16 @@ class WithSettings(typer.core.TyperCommand):
                     formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = super().shell_complete(ctx, incomplete)
+        items = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            there = {item.value for item in found}
+            there = {item.value for item in items}
             names = [option_of(name) for name in [*RUN, *sorted(KNOWN), *USUAL]]
-            found += [
+            items += [
                 CompletionItem(name)
                 for name in dict.fromkeys(names)
                 if name.startswith(incomplete) and name not in there
             ]
-        return found
+        return items
 
 
 def option_of(name: str) -> str:
@@ -302,10 +302,10 @@ def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
     if whole:
         from fedlsg.simulations.settings.show_settings import by_group
 
-        found = all_settings()
+        settings = all_settings()
         return {
-            group: {name: _sentence(found[name]) for name in names}
-            for group, names in by_group(found).items()
+            group: {name: _sentence(settings[name]) for name in names}
+            for group, names in by_group(settings).items()
         }
     groups = {
         group: {name: _sentence(RUN[name]) for name in names if name in SHOWN}
@@ -385,10 +385,10 @@ def elsewhere(text: str) -> str:
     """What an error about an unknown word may add: that the word is one of another kind, and how to
     write it.
     """
-    found = UNKNOWN.search(text)
-    if found and (command := COMMANDS.get(found[2])) is not None:
+    match = UNKNOWN.search(text)
+    if match and (command := COMMANDS.get(match[2])) is not None:
         return f"; did you mean fedlsg {command}?"
-    word = next(filter(None, found.groups()), "") if found else ""
+    word = next(filter(None, match.groups()), "") if match else ""
     if not word or in_our_words(word, ()):
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
@@ -406,12 +406,12 @@ def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
     from fedlsg.payload import all_codecs
     from fedlsg.simulations import workloads
 
-    found = {plain(name): f"fedlsg run {name}" for name in workloads.names()}
-    found |= {plain(name): f"--codec {name}" for name in all_codecs()}
-    found |= {plain(name): f"--method {name}" for name in strategies.names()}
+    ways = {plain(name): f"fedlsg run {name}" for name in workloads.names()}
+    ways |= {plain(name): f"--codec {name}" for name in all_codecs()}
+    ways |= {plain(name): f"--method {name}" for name in strategies.names()}
     for name, one in settings.items():
         for choice in one.choices:
-            found.setdefault(plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
+            ways.setdefault(plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
     for scheme in SCHEMES:
-        found.setdefault(scheme, f"--partition {scheme}")
-    return found | {plain(name): f"--{name.replace('_', '-')}" for name in settings}
+        ways.setdefault(scheme, f"--partition {scheme}")
+    return ways | {plain(name): f"--{name.replace('_', '-')}" for name in settings}

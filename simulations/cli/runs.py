@@ -95,8 +95,8 @@ class Listed:
 
     @property
     def seconds(self) -> float | None:
-        found = self.result.summary.get("wall_seconds")
-        return None if found is None else float(found)
+        seconds = self.result.summary.get("wall_seconds")
+        return None if seconds is None else float(seconds)
 
 
 def _epsilon(run: Listed) -> str:
@@ -116,9 +116,9 @@ def course_of(run: Listed) -> tuple[float, ...]:
     """The accuracy round by round, or the loss where there are no classes."""
     rows = run.result.rows
     shares = [row.accuracy for row in rows if row.accuracy is not None]
-    found = shares or [row.loss for row in rows if row.loss is not None]
-    thin = max(1, len(found) // POINTS)
-    return tuple(found[::-thin][::-1])
+    curve = shares or [row.loss for row in rows if row.loss is not None]
+    thin = max(1, len(curve) // POINTS)
+    return tuple(curve[::-thin][::-1])
 
 
 def _when(seconds: float) -> str:
@@ -176,11 +176,11 @@ def find_runs(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name one that has run directories in it")
-    found, waiting = [], [(folder, 0)]
+    directories, waiting = [], [(folder, 0)]
     while waiting:
         place, depth = waiting.pop()
         if (place / "config.toml").exists():
-            found.append(place)
+            directories.append(place)
         elif depth < DEPTH:
             with suppress(OSError):
                 waiting += [
@@ -188,16 +188,16 @@ def find_runs(folder: Path) -> list[Path]:
                     for one in place.iterdir()
                     if one.is_dir() and not one.is_symlink()
                 ]
-    return sorted(found)
+    return sorted(directories)
 
 
 def read_all(folder: Path, say: Say) -> list[Listed]:
     """Every run of a folder that can be read; ``say`` is told of the others."""
-    found = []
+    runs = []
     for path in find_runs(folder):
         name = _name(folder, path)
         try:
-            found.append(listed(path, name))
+            runs.append(listed(path, name))
         # files of another's: whatever is in them, the other runs are listed
         except Exception as error:
             say(
@@ -205,7 +205,7 @@ def read_all(folder: Path, say: Say) -> list[Listed]:
                     f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"
                 )
             )
-    return found
+    return runs
 
 
 def _name(folder: Path, path: Path) -> str:
@@ -236,10 +236,10 @@ def _start(path: Path) -> float:
     # a record: length (8 bytes), its checksum (4), then the field wall_time: its tag (1), a double
     try:
         with (path / EVENTS).open("rb") as file:
-            found = float(struct.unpack_from("<d", file.read(21), 13)[0])
+            began = float(struct.unpack_from("<d", file.read(21), 13)[0])
     except (OSError, struct.error):
-        found = 0.0
-    return found if found > 0 else (path / "config.toml").stat().st_mtime
+        began = 0.0
+    return began if began > 0 else (path / "config.toml").stat().st_mtime
 
 
 def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[Listed]:
@@ -247,7 +247,9 @@ def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[
     ones.
     """
     value, largest = choose("sort", by, ORDERS)
-    known = [run for run in runs if (found := value(run)) is not None and found == found]
+    known = [
+        run for run in runs if (sort_value := value(run)) is not None and sort_value == sort_value
+    ]
     return sorted(known, key=value, reverse=largest != reverse) + [
         run for run in runs if run not in known
     ]
@@ -264,7 +266,7 @@ def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
     """Runs by their names in the list, or by paths. Raises ValueError for one that is neither, or
     that changed.
     """
-    found = []
+    chosen = []
     for name in names:
         inside = [
             path
@@ -280,8 +282,8 @@ def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
                 f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory"
             )
         open_run(inside[0], RESULTS, lambda line: say(printable(line)))
-        found.append(listed(inside[0], name))
-    return found
+        chosen.append(listed(inside[0], name))
+    return chosen
 
 
 def compare_table(runs: Sequence[Listed]) -> Table:

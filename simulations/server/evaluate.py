@@ -74,11 +74,11 @@ class Evaluation:
         """Accuracy and loss of the model as it is now."""
         if self._measured is None or self._measured[0] != self._state.round:
             if self._overall is not None:
-                found = self._overall()
+                measured = self._overall()
             else:
                 with self._state.evaluated() as model:
-                    found = score(model, self._workload, device=self._device)
-            self._measured = self._state.round, found
+                    measured = score(model, self._workload, device=self._device)
+            self._measured = self._state.round, measured
         return self._measured[1]
 
     def after_round(self, round: int, *, due: bool) -> Score | None:
@@ -139,14 +139,16 @@ def score(
     }
     scores = list(results.values())
     accuracies = {
-        name: found.accuracy for name, found in results.items() if found.accuracy is not None
+        name: split_score.accuracy
+        for name, split_score in results.items()
+        if split_score.accuracy is not None
     }
     return Score(
         accuracy=sum(accuracies.values()) / len(accuracies) if accuracies else None,
-        loss=sum(found.loss for found in scores) / len(scores),
+        loss=sum(split_score.loss for split_score in scores) / len(scores),
         by_split=accuracies,
         metrics={
-            name: sum(found.metrics[name] for found in scores) / len(scores)
+            name: sum(split_score.metrics[name] for split_score in scores) / len(scores)
             for name in workload.metrics
         },
     )
@@ -225,10 +227,10 @@ def scores_of(outputs: Any) -> Tensor:
 
     Raises ValueError for outputs that have none.
     """
-    found = getattr(outputs, "logits", outputs)
-    if isinstance(found, Mapping):
-        found = [found["logits"]] if "logits" in found else list(found.values())
-    items = found if isinstance(found, tuple | list) else [found]
+    logits = getattr(outputs, "logits", outputs)
+    if isinstance(logits, Mapping):
+        logits = [logits["logits"]] if "logits" in logits else list(logits.values())
+    items = logits if isinstance(logits, tuple | list) else [logits]
     tensors = [item for item in items if isinstance(item, Tensor) and item.ndim > 0]
     if not tensors:
         raise ValueError(
@@ -264,11 +266,11 @@ def score_of_mean(model: nn.Module, workload: LoadedWorkload, *, device: str) ->
         return None
     training = {module: module.training for module in model.modules()}
     model.eval()
-    found = [_of_mean(model, split, workload, device) for split in workload.tests.values()]
+    scores = [_of_mean(model, split, workload, device) for split in workload.tests.values()]
     for module, mode in training.items():
         module.training = mode
-    known = [one for one in found if one is not None and math.isfinite(one.loss)]
-    if len(known) < len(found):
+    known = [one for one in scores if one is not None and math.isfinite(one.loss)]
+    if len(known) < len(scores):
         return None
     names = [name for name in workload.metrics if all(name in one.metrics for one in known)]
     return Score(
@@ -402,10 +404,10 @@ class ClientScores:
         """Accuracy and loss over all test rows, each under the model of the client in whose part it
         is.
         """
-        found = [(count, score) for count, score in self.measure() if score]
-        total = sum(count for count, _ in found)
-        accuracy = sum(count * (score.accuracy or 0.0) for count, score in found) / total
-        loss = sum(count * score.loss for count, score in found) / total
+        measured = [(count, score) for count, score in self.measure() if score]
+        total = sum(count for count, _ in measured)
+        accuracy = sum(count * (score.accuracy or 0.0) for count, score in measured) / total
+        loss = sum(count * score.loss for count, score in measured) / total
         return Score(
             accuracy=accuracy,
             loss=loss,

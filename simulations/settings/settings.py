@@ -110,14 +110,14 @@ def method_settings() -> dict[str, Declared]:
     """
     from fedlsg import strategies
 
-    found, taken = strategies.recipe_settings(), {*RUN, *codec_settings()}
-    for name in filter(taken.__contains__, found):
+    declared, taken = strategies.recipe_settings(), {*RUN, *codec_settings()}
+    for name in filter(taken.__contains__, declared):
         takers = ", ".join(strategies.takers_of(name))
         raise ValueError(
             f"method {takers} declares {name!r}, which is a setting of every run: give it another "
             "name"
         )
-    return found
+    return declared
 
 
 def mechanism_settings() -> dict[str, Declared]:
@@ -142,8 +142,8 @@ def codec_settings() -> dict[str, Declared]:
     """
     from fedlsg.payload import codec_settings as own
 
-    found = own()
-    for name in found.keys() & {
+    declared = own()
+    for name in declared.keys() & {
         *RUN,
         *mechanism_settings(),
         *server_settings(),
@@ -153,7 +153,7 @@ def codec_settings() -> dict[str, Declared]:
         raise ValueError(
             f"a codec declares {name!r}, which is a setting of every run: give it another name"
         )
-    return found
+    return declared
 
 
 def codec_names() -> dict[str, Declared]:
@@ -167,15 +167,15 @@ def codec_names() -> dict[str, Declared]:
 
 def all_settings() -> dict[str, Declared]:
     """All settings by name, in the order of config.toml."""
-    found = {
+    declared = {
         **RUN,
         **codec_names(),
         **method_settings(),
         **mechanism_settings(),
         **server_settings(),
     }
-    found |= codec_settings()
-    return {name: found[name] for name in in_order(found)}
+    declared |= codec_settings()
+    return {name: declared[name] for name in in_order(declared)}
 
 
 def check_parameters(parameters: Iterable[str]) -> None:
@@ -277,7 +277,7 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         for raw_name, one in known.items()
         if given[raw_name] == AUTO and one.name in AUTOMATIC
     ]
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for raw_name, one in known.items():
         value = given[raw_name]
         if value in (None, PRESET) or one.name in chosen:
@@ -285,13 +285,13 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         if (one.name, value) == ("method", AUTO):  # what it is without a word
             continue
         for name, own in _of_clients(one.name, value).items():
-            if name in found and found[name] != own:
-                raise ValueError(f"{name} is given twice, as {found[name]} and as {own}")
-            found[name] = RUN[name].parse(own) if name in RUN else one.parse(own)
+            if name in parsed and parsed[name] != own:
+                raise ValueError(f"{name} is given twice, as {parsed[name]} and as {own}")
+            parsed[name] = RUN[name].parse(own) if name in RUN else one.parse(own)
     if chosen:
-        found[AUTO] = " ".join(chosen)
+        parsed[AUTO] = " ".join(chosen)
     return {
-        name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()
+        name: absolute(value) if name in MAY_NAME_FILES else value for name, value in parsed.items()
     }
 
 
@@ -384,7 +384,7 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
     """Names of files and modules in raw settings, absolute, by the setting that names them. Nothing
     is loaded.
     """
-    found = {}
+    named = {}
     for raw_name, value in given.items():
         name, words = raw_name.replace("-", "_"), [str(value)]
         if name == "callbacks":
@@ -393,8 +393,8 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
         if name in (*MAY_NAME_FILES, "callbacks") and (
             names := [absolute(word) for word in words if names_code(word)]
         ):
-            found[name] = names
-    return found
+            named[name] = names
+    return named
 
 
 def callback_words(text: str) -> list[list[str]]:
