@@ -1,21 +1,13 @@
-"""Sections of pages of runs: what epsilon means, what the runs ran on, and the settings of one.
-
-Settings are folded, by theme, those that differ from the defaults first.
-"""
+"""Sections of pages of runs: what epsilon means, and what the runs ran on."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlsg import strategies
 from fedlsg.config.units import unit_in
-from fedlsg.simulations import workloads
 from fedlsg.simulations.report.page import Code, Section, Text, facts_of
 from fedlsg.simulations.report.words import duration
-from fedlsg.simulations.settings.resolve import FALLBACK, GRID
-from fedlsg.simulations.settings.settings import all_settings
-from fedlsg.simulations.settings.show_settings import by_group, text_of
-from fedlsg.simulations.storage.results import Result, Summary
+from fedlsg.simulations.storage.results import Result
 
 PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of "
@@ -113,8 +105,8 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
     """Hardware, versions and the like; several values where the runs differ."""
 
     def of(name: str, inside: str = "") -> str:
-        found = (run.summary.get(inside, {}) if inside else run.summary for run in done)
-        return _join_different(one[name] for one in found if one.get(name) is not None)
+        summaries = (run.summary.get(inside, {}) if inside else run.summary for run in done)
+        return _join_different(facts[name] for facts in summaries if facts.get(name) is not None)
 
     if not done:
         return {"runs": "none finished"}
@@ -156,103 +148,3 @@ def _time(done: Sequence[Result]) -> dict[str, str]:
 
 def _join_different(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values))) or UNKNOWN
-
-
-CHANGED = "Different from the defaults"
-NOTE = (
-    "Every setting that was used; fedlsg settings NAME says what it means. A default is that of "
-    "the method and of the workload's preset."
-)
-FOLLOW = frozenset(
-    {
-        "model",
-        "pretrained_sha256",
-        "workload",
-        "method",
-        "from_preset",
-        "auto",
-        "source",
-        "isolation",
-    }
-)
-"""Settings that are in the title, are shown elsewhere, or have a default that only the data
-knows.
-"""
-
-
-def settings_section(result: Result, values: Summary) -> Section:
-    """``values``: the settings to show, by name."""
-    shown = {name: text_of(value) for name, value in values.items()} | sent(
-        result.settings, result.summary
-    )
-    changed = {name: shown[name] for name in changed_of(result.settings, values)}
-    known = all_settings()
-    groups = by_group({name: known[name] for name in shown if name in known})
-    # of a method that is known elsewhere
-    others = [name for name in shown if name not in known]
-    groups |= {"Others": others} if others else {}
-    parts = [
-        facts_of({name: shown[name] for name in names}, title=group)
-        for group, names in groups.items()
-    ]
-    first = [facts_of(changed, title=CHANGED)] if changed else []
-    return Section(
-        title="Settings", folded=True, parts=(Text(words=NOTE, style="note"), *first, *parts)
-    )
-
-
-def sent(settings: Summary, summary: Summary) -> dict[str, str]:
-    """What is sent in place of a codec under trust=secure; nothing else is there replaced."""
-    return {"codec": f"{GRID}: {values_line(summary)}"} if settings.get("trust") == "secure" else {}
-
-
-def values_line(summary: Summary) -> str:
-    """How a client's values are sent, in words."""
-    codec = summary.get("codec", {})
-    if codec.get("name") != GRID and summary.get("trust") != "secure":
-        return str(codec.get("name", ""))
-    bits = codec.get("bits")
-    size = "of as many bits as the sum needs" if bits is None else f"of {bits} bits each"
-    return f"packed integers {size}, masked; only their sum can be read"
-
-
-def changed_of(settings: Summary, shown: Summary) -> list[str]:
-    """Names of settings with another value than the workload and the method give; those that follow
-    are left out.
-    """
-    usual = defaults(str(settings.get("workload")), str(settings.get("method")))
-    found = [
-        name for name, value in shown.items() if name in usual and not _same(value, usual[name])
-    ]
-    return [name for name in found if name not in FOLLOW and not _follows(name, settings)]
-
-
-def defaults(workload: str, method: str) -> dict[str, Any]:
-    """The default of each setting for a method on a workload; no preset for a workload unknown
-    here.
-    """
-    usual = {name: one.default for name, one in all_settings().items()} | dict(FALLBACK)
-    if method in strategies.names():
-        usual |= {name: one.default for name, one in strategies.declared_by(method).items()}
-        usual |= {"mechanism": strategies.default_mechanism(method)}
-    try:
-        common, own = workloads.presets(workload)
-    except (ValueError, OSError, ImportError):
-        return usual
-    return {**usual, **common, **own.get(method, {})}
-
-
-def _same(value: object, usual: object) -> bool:
-    return value == usual or str(value) == str(usual)
-
-
-def _follows(name: str, settings: Summary) -> bool:
-    """Whether a value was computed from other settings."""
-    follows = {
-        "noise_multiplier": settings.get("epsilon") is not None,
-        "clients_per_round": settings.get("clients_per_round") == settings.get("clients"),
-        "local_learning_rate": settings.get("local_steps", 1) == 1,
-        "min_survivors": settings.get("trust", "client") == "client",
-        "downlink_codec": settings.get("downlink", "full") == "full",
-    }
-    return bool(follows.get(name, False))

@@ -12,13 +12,7 @@ from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
-from fedlsg.simulations.report.facts import (
-    epsilon_section,
-    made_section,
-    row_warnings,
-    settings_section,
-    values_line,
-)
+from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.figure import interactive
 from fedlsg.simulations.report.page import (
     Code,
@@ -46,6 +40,7 @@ from fedlsg.simulations.report.page_of_run.tiles import (
     quality_tiles,
 )
 from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints
+from fedlsg.simulations.report.settings_section import settings_section, values_line
 from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
 from fedlsg.simulations.settings.settings import (
