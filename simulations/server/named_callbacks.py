@@ -1,7 +1,7 @@
 """The setting ``callbacks``: names with parameters, "early-stopping patience=3; wandb"."""
 
 from collections.abc import Callable, Mapping
-from inspect import isclass
+from inspect import isclass, isfunction
 from types import MappingProxyType
 from typing import Any
 
@@ -55,7 +55,9 @@ def _own(name: str, found: Any, given: tuple[str, ...]) -> Callback:
 
 
 def _parameters(name: str, of: Callable[..., Callback], given: tuple[str, ...]) -> dict[str, Any]:
-    known = declared(of.__init__, without=("self",))  # the hints of a class are those of its fields
+    # the hints of a class are those of its fields; a class without __init__ takes no parameter
+    own = isfunction(of.__init__)
+    known = declared(of.__init__, without=("self",)) if own else {}
     values = {}
     for part in given:
         key, equals, value = part.partition("=")

@@ -12,7 +12,7 @@ from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.settings.settings import callback_words, callbacks_with, code_in
 from fedlsg.simulations.storage.results import read_run
 from fedlsg.simulations.storage.run_directory import RunDir
-from tests.simulations.support.own import quick
+from tests.simulations.support.own import fresh, quick, refused
 
 
 class Notes(fedlsg.Callback):
@@ -214,3 +214,14 @@ def test_a_folder_that_is_a_run_has_the_record_of_its_code(mine, tmp_path, monke
     with pytest.raises(RuntimeError, match="killed"):
         quick(tmp_path / "run", callbacks=f"'{mine}:Limit' rounds=1 word=enough")
     assert not RunDir(tmp_path / "run").config.exists()
+
+
+def test_a_class_without_init_takes_no_parameters(tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("import fedlsg\n\n\nclass Plain(fedlsg.Callback):\n    pass\n")
+    with fresh():
+        user_code.permit(f"{file}:Plain")
+        (plain,) = named(f"{file}:Plain")
+        assert isinstance(plain, fedlsg.Callback)
+        with refused("parameter of", "target"):
+            named(f"{file}:Plain target=1")
