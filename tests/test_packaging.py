@@ -15,7 +15,7 @@ from flwr.cli.build import build_fab_from_disk
 
 import build_backend
 from fedlsg.simulations.cli.docs import pages_of
-from fedlsg.simulations.report.template import LIBRARIES
+from fedlsg.simulations.report.pages.template import LIBRARIES
 from fedlsg.strategies.protocol.proofs import OUTSIDE, PARTS, identity_of, own_identity
 from tests.places import REPOSITORY
 
@@ -163,7 +163,7 @@ def test_the_wheel_carries_its_dependencies(wheel):
     }
     assert "fedlsg/py.typed" in names
     drawing = {
-        f"fedlsg/simulations/report/assets/{name}"
+        f"fedlsg/simulations/report/pages/assets/{name}"
         for name in (*LIBRARIES, "page.js", "LICENSES.txt")
     }
     assert drawing < set(names)

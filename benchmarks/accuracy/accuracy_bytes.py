@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedlsg.simulations.report.figure import STYLE, new_figure
+from fedlsg.simulations.report.pages.figure import STYLE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

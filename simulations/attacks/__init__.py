@@ -35,8 +35,8 @@ from fedlsg.simulations.attacks.recording import Check, record_all, record_like
 from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from fedlsg.simulations.compare.grid.grid_file import numbers, words
 from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.report.progress import Tick, bar
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.terminals.progress import Tick, bar
+from fedlsg.simulations.report.terminals.terminal import (
     checked,
     facts_shown,
     print_line,

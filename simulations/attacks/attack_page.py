@@ -14,10 +14,10 @@ from typing import Any
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.simulations.attacks.findings import BADGES, LEAK, Best, Findings, shown_name
 from fedlsg.simulations.attacks.question import KEY, Question, file_stem
-from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
-from fedlsg.simulations.report.colours import GREY, canonical, looks
-from fedlsg.simulations.report.figure import interactive, png
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.drawing.colours import GREY, canonical, looks
+from fedlsg.simulations.report.pages.figure import interactive, png
+from fedlsg.simulations.report.pages.page import (
     Badge,
     Download,
     Drawing,
@@ -34,8 +34,8 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import write_private
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.terminal import write_private
 from fedlsg.simulations.storage.atomic_files import check_writable
 
 WARNING = (

@@ -28,9 +28,9 @@ from fedlsg.simulations.attacks.observations import (
 from fedlsg.simulations.attacks.question import question_of, words_of_each
 from fedlsg.simulations.attacks.recording import of_sigma, record_pair, words_of
 from fedlsg.simulations.attacks.target import Kind, Options, Results, attack_each, rows_of
-from fedlsg.simulations.report.page import Badge, Text
-from fedlsg.simulations.report.progress import bar
-from fedlsg.simulations.report.terminal import checked, print_line, print_written
+from fedlsg.simulations.report.pages.page import Badge, Text
+from fedlsg.simulations.report.terminals.progress import bar
+from fedlsg.simulations.report.terminals.terminal import checked, print_line, print_written
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import parse, values_of
 from fedlsg.simulations.storage.examined import RESULTS

@@ -17,8 +17,8 @@ from fedlsg.attacks.observation import Guess, Observation
 from fedlsg.attacks.recognition import CONVERGED, LEAKS, Recognition, Verdict
 from fedlsg.simulations.attacks.observations import Record, privacy_facts, sigma_of
 from fedlsg.simulations.attacks.target import Reading, Results, Target
-from fedlsg.simulations.report.page import Badge, Gallery, RowKind, Table, TokenLines
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.pages.page import Badge, Gallery, RowKind, Table, TokenLines
+from fedlsg.simulations.report.pages.table import Column, make_table
 
 NAIVE = "-naive"
 CLOSED = frozenset({"first-layer", "relu-batch", "span"})

@@ -35,7 +35,7 @@ from fedlsg.simulations.attacks.images_score import (
 )
 from fedlsg.simulations.attacks.observations import Record
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
-from fedlsg.simulations.report.page import Badge, Gallery, Shot, Versions
+from fedlsg.simulations.report.pages.page import Badge, Gallery, Shot, Versions
 
 SMALL = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""

@@ -27,7 +27,7 @@ from fedlsg.carriers import find_output_layer
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
 from fedlsg.simulations.attacks.target import Target
-from fedlsg.simulations.report.table import Column
+from fedlsg.simulations.report.pages.table import Column
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
 EXACT_DB = 200.0

@@ -14,7 +14,7 @@ from typing import Any
 from fedlsg import bounded
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.simulations.attacks.target import Options
-from fedlsg.simulations.report.page import json_text
+from fedlsg.simulations.report.pages.page import json_text
 
 KEY = "question"
 """Of the JSON file."""

@@ -23,8 +23,8 @@ from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import begin
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.report.progress import count_bar
-from fedlsg.simulations.report.terminal import print_line
+from fedlsg.simulations.report.terminals.progress import count_bar
+from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.run.commands import continued
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged

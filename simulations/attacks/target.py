@@ -27,8 +27,8 @@ from fedlsg.attacks.recognition import Verdict
 from fedlsg.config.choices import choose
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.observations import FPR, Record
-from fedlsg.simulations.report.page import Gallery, TokenLines, Versions
-from fedlsg.simulations.report.progress import Tick
+from fedlsg.simulations.report.pages.page import Gallery, TokenLines, Versions
+from fedlsg.simulations.report.terminals.progress import Tick
 from fedlsg.simulations.storage.atomic_files import load_array
 from fedlsg.simulations.workloads.base.split import Inputs
 

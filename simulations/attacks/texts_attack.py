@@ -22,7 +22,7 @@ from fedlsg.simulations.attacks.observations import Record, sigma_of
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.attacks.texts_known import text_public
 from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, scored
-from fedlsg.simulations.report.page import Mark, TokenLine, TokenLines
+from fedlsg.simulations.report.pages.page import Mark, TokenLine, TokenLines
 
 CANDIDATES = 32
 """Tokens a position that matching tries where the span test ranks them."""

@@ -13,7 +13,7 @@ from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
 from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
 from fedlsg.simulations.attacks.texts_known import Judge, bags
-from fedlsg.simulations.report.table import Column
+from fedlsg.simulations.report.pages.table import Column
 
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""

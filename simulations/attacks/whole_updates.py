@@ -25,7 +25,7 @@ from scipy.special import ndtri
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
 from fedlsg.simulations.attacks.question import KEY, file_stem
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.pages.page import (
     Badge,
     Page,
     Row,
@@ -36,8 +36,13 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import print_line, print_table, print_written, write_private
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.terminal import (
+    print_line,
+    print_table,
+    print_written,
+    write_private,
+)
 from fedlsg.simulations.storage.atomic_files import load_arrays
 
 FPR = LOW_RATES[0]

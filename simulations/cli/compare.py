@@ -112,7 +112,7 @@ def compare(
         from fedlsg.simulations.compare.grid.runner import Limits
         from fedlsg.simulations.compare.results.bytes_axis import make_view
         from fedlsg.simulations.engines import use_cluster
-        from fedlsg.simulations.report.figure import check_drawing
+        from fedlsg.simulations.report.pages.figure import check_drawing
 
         check_drawing()
 

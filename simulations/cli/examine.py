@@ -72,7 +72,7 @@ def inspect(
         raise ValueError("expected a run directory, or --workload")
     with starting():
         from fedlsg.simulations.inspection.inspect_command import inspect_command
-        from fedlsg.simulations.report.figure import check_drawing
+        from fedlsg.simulations.report.pages.figure import check_drawing
 
         check_drawing()
         given = let_run([] if directory is None else [directory], given, trust_code)
@@ -252,7 +252,7 @@ def attack(
         from fedlsg.simulations.attacks import attack_command, options_of
         from fedlsg.simulations.attacks.before_after import before_after_command
         from fedlsg.simulations.attacks.whole_updates import attack_whole_updates, has_whole_updates
-        from fedlsg.simulations.report.figure import check_drawing
+        from fedlsg.simulations.report.pages.figure import check_drawing
 
         check_drawing("attacks")
 

@@ -28,8 +28,9 @@ from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
 from fedlsg.simulations.planning.trust import allow_code
-from fedlsg.simulations.report.chart import Chart, keys
-from fedlsg.simulations.report.figure import (
+from fedlsg.simulations.report.drawing.chart import Chart, keys
+from fedlsg.simulations.report.page_of_run.run_charts import course
+from fedlsg.simulations.report.pages.figure import (
     PIXELS,
     STYLE,
     draw_chart,
@@ -39,8 +40,7 @@ from fedlsg.simulations.report.figure import (
     use_style,
     wrap,
 )
-from fedlsg.simulations.report.page_of_run.run_charts import course
-from fedlsg.simulations.report.terminal import checked, print_line, print_whole
+from fedlsg.simulations.report.terminals.terminal import checked, print_line, print_whole
 from fedlsg.simulations.run.finished import checkpoint_model, left_model, without_adapters
 from fedlsg.simulations.server.summary import FinalModel
 from fedlsg.simulations.settings.settings import Settings, all_settings, from_file

@@ -20,7 +20,7 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
-from fedlsg.simulations.report.terminal import checked, print_whole
+from fedlsg.simulations.report.terminals.terminal import checked, print_whole
 from fedlsg.simulations.settings.resolve import uplink_codec
 from fedlsg.simulations.storage.atomic_files import check_writable, write_atomically, writing_to
 from fedlsg.simulations.storage.examined import LISTS, SETTINGS

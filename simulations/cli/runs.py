@@ -20,11 +20,16 @@ from fedlsg.config.choices import choose
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.grid.runner import CELLS
-from fedlsg.simulations.report.page import Page, Row, Section, Table, Text, json_text
 from fedlsg.simulations.report.page_of_run.run_page import PLACES
-from fedlsg.simulations.report.table import Column, make_table, records
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.pages.page import Page, Row, Section, Table, Text, json_text
+from fedlsg.simulations.report.pages.table import Column, make_table, records
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.terminal import (
+    print_line,
+    print_note,
+    print_table,
+    print_whole,
+)
 from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
     duration,

@@ -48,7 +48,12 @@ from fedlsg.simulations.compare.results.comparison_table import unfinished
 from fedlsg.simulations.compare.results.lines import check_labels, lines
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against
-from fedlsg.simulations.report.terminal import print_line, print_note, print_parts, print_whole
+from fedlsg.simulations.report.terminals.terminal import (
+    print_line,
+    print_note,
+    print_parts,
+    print_whole,
+)
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
 from fedlsg.simulations.settings.settings import permit_code
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to

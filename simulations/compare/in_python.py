@@ -26,9 +26,9 @@ from fedlsg.simulations.compare.results.comparison_table import (
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import figures
-from fedlsg.simulations.report.figure import check_drawing, plot, png
-from fedlsg.simulations.report.template import notebook_table
-from fedlsg.simulations.report.terminal import shown
+from fedlsg.simulations.report.pages.figure import check_drawing, plot, png
+from fedlsg.simulations.report.pages.template import notebook_table
+from fedlsg.simulations.report.terminals.terminal import shown
 from fedlsg.simulations.run.simulate import method_name, workload_name
 from fedlsg.simulations.workloads import Workload
 from fedlsg.user_code.failure import without_exit

@@ -20,9 +20,9 @@ from fedlsg.simulations.inspection.measure import (
     ResidualRow,
 )
 from fedlsg.simulations.inspection.sparsified import Counts, Deviations, Sparsified
-from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
-from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
-from fedlsg.simulations.report.figure import new_figure, use_style
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.drawing.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from fedlsg.simulations.report.pages.figure import new_figure, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,8 +34,8 @@ from fedlsg.simulations.inspection.inspection_files import (
 )
 from fedlsg.simulations.inspection.inspection_tables import shown_sparsity, shown_tables
 from fedlsg.simulations.inspection.measure import inspect
-from fedlsg.simulations.report.progress import count_bar
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.terminals.progress import count_bar
+from fedlsg.simulations.report.terminals.terminal import (
     checked,
     print_line,
     print_table,

@@ -19,8 +19,8 @@ from fedlsg.simulations.inspection.inspection_tables import (
     summary_table,
 )
 from fedlsg.simulations.inspection.measure import SOURCES, Inspection
-from fedlsg.simulations.report.figure import interactive, photo, png
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.pages.figure import interactive, photo, png
+from fedlsg.simulations.report.pages.page import (
     Code,
     Drawing,
     Page,
@@ -34,9 +34,9 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.table import csv_of
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import write_private
+from fedlsg.simulations.report.pages.table import csv_of
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.terminal import write_private
 from fedlsg.simulations.report.words import percent
 from fedlsg.simulations.storage.atomic_files import check_writable, writing_to
 

@@ -8,8 +8,8 @@ from fedlsg.simulations.inspection import Subject
 from fedlsg.simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
 from fedlsg.simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
 from fedlsg.simulations.inspection.sparsified import Sparsified
-from fedlsg.simulations.report.page import RowKind, Table
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.pages.page import RowKind, Table
+from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.storage.atomic_files import Record
 
 SHOWN_SPARSITY = 0.3

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fedlsg.simulations.planning.advice.balance import Balance, measure
 from fedlsg.simulations.planning.base.prepare import prepare
-from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
-from fedlsg.simulations.report.colours import (
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.drawing.colours import (
     BLACK,
     BLUE,
     GREEN,
@@ -27,8 +27,9 @@ from fedlsg.simulations.report.colours import (
     SKY,
     VIOLET,
 )
-from fedlsg.simulations.report.figure import check_drawing, interactive, plot, png
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.page_of_run.client_table import name_in
+from fedlsg.simulations.report.pages.figure import check_drawing, interactive, plot, png
+from fedlsg.simulations.report.pages.page import (
     Page,
     RowKind,
     Table,
@@ -38,10 +39,9 @@ from fedlsg.simulations.report.page import (
     download,
     sections,
 )
-from fedlsg.simulations.report.page_of_run.client_table import name_in
-from fedlsg.simulations.report.table import Column, csv_of, make_table
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.pages.table import Column, csv_of, make_table
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.terminal import (
     fits,
     print_table,
     print_whole,

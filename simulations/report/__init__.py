@@ -1,11 +1,8 @@
 """What a user sees of runs: pages, tables, figures, terminal.
 
-page     what a page consists of; template: its one builder and its HTML; style: the style sheet
-table    tables from columns: each fact is computed once, for pages, terminal, Markdown, CSV and
-         JSON
-chart    a figure as data; figure: the one style of figures, and parts of a page of them (colours:
-         those of both)
+words        one wording for each fact of a run
+drawing      figures as data
+pages        the parts of a page, and its one builder
 page_of_run  report.html of a run
-words    one wording for each fact of a run; facts: sections that pages share; terminal, progress:
-         while it runs
+terminals    the same facts on a terminal, and progress
 """

@@ -49,8 +49,8 @@ from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weig
 from fedlsg.simulations.planning.plan import Plan, planned_epsilon
 from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
 from fedlsg.simulations.report.page_of_run.client_table import ON_TERMINAL, client_table
-from fedlsg.simulations.report.progress import lasting, showing, working
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.terminals.progress import lasting, showing, working
+from fedlsg.simulations.report.terminals.terminal import (
     layers_shown,
     print_line,
     print_table,

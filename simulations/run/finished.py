@@ -19,10 +19,10 @@ from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.trust import READS, allow_code
-from fedlsg.simulations.report.figure import plot, png
 from fedlsg.simulations.report.page_of_run.run_charts import course
-from fedlsg.simulations.report.template import notebook_cell
-from fedlsg.simulations.report.terminal import shown
+from fedlsg.simulations.report.pages.figure import plot, png
+from fedlsg.simulations.report.pages.template import notebook_cell
+from fedlsg.simulations.report.terminals.terminal import shown
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.server.summary import FinalModel, final_model
 from fedlsg.simulations.settings.settings import Settings

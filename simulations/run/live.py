@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 from rich.console import Console
 
-from fedlsg.simulations.report.template import LIVE_ENTRY
+from fedlsg.simulations.report.pages.template import LIVE_ENTRY
 from fedlsg.simulations.run.live_page import (
     ENTRY,
     LAST_SECONDS,
@@ -39,7 +39,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
     """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the
     run goes on.
     """
-    from fedlsg.simulations.report.terminal import print_line
+    from fedlsg.simulations.report.terminals.terminal import print_line
 
     opens = has_browser()
     (folder / ENTRY).unlink(missing_ok=True)  # of a run that was killed
@@ -76,7 +76,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
 def _announce(
     process: subprocess.Popen[bytes], folder: Path, console: Console, opens: bool
 ) -> None:
-    from fedlsg.simulations.report.terminal import print_line, print_whole
+    from fedlsg.simulations.report.terminals.terminal import print_line, print_whole
 
     entry, until = folder / ENTRY, monotonic() + START_SECONDS
     while not entry.exists() and process.poll() is None and monotonic() < until:

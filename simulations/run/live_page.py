@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
-from fedlsg.simulations.report.template import BODY, LIVE_LINE, LIVE_START
+from fedlsg.simulations.report.pages.template import BODY, LIVE_LINE, LIVE_START
 
 ENTRY = "live.html"
 """The file that leads the owner's browser to the page: nobody else can read it, and it is removed

@@ -22,7 +22,7 @@ from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_o
 from fedlsg.simulations.planning.earlier_runs.known_weights import learn_weights
 from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.report.terminal import print_line
+from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.server.best_round import FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir

@@ -27,7 +27,7 @@ from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
+from fedlsg.simulations.report.terminals.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
 from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_words
 from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds

@@ -24,10 +24,10 @@ from fedlsg.simulations.attacks.audit import (
 from fedlsg.simulations.attacks.audit.training import KINDS, audit_training
 from fedlsg.simulations.attacks.question import KEY, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
-from fedlsg.simulations.report.chart import Axis, Chart, Series, level
-from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, RED
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, level
+from fedlsg.simulations.report.drawing.colours import BLACK, BLUE, GREEN, RED
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import (
     Page,
     Row,
     Table,
@@ -40,10 +40,10 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.progress import count_bar
-from fedlsg.simulations.report.table import Column, make_table
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.pages.table import Column, make_table
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.progress import count_bar
+from fedlsg.simulations.report.terminals.terminal import (
     checked,
     print_line,
     print_table,

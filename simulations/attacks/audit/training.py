@@ -29,7 +29,7 @@ from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.report.terminals.progress import count_bar
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.rule_checker import refuse_shuffled

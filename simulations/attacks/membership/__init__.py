@@ -40,8 +40,8 @@ from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_a
 from fedlsg.simulations.attacks.question import KEY, Question, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
-from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
-from fedlsg.simulations.report.colours import (
+from fedlsg.simulations.report.drawing.chart import GUESSING, Axis, Chart, Series
+from fedlsg.simulations.report.drawing.colours import (
     BLACK,
     BLUE,
     GREEN,
@@ -52,8 +52,8 @@ from fedlsg.simulations.report.colours import (
     SKY,
     VIOLET,
 )
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import (
     Download,
     Page,
     Text,
@@ -63,9 +63,9 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.progress import bar
-from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.terminal import (
+from fedlsg.simulations.report.pages.template import render
+from fedlsg.simulations.report.terminals.progress import bar
+from fedlsg.simulations.report.terminals.terminal import (
     checked,
     facts_shown,
     print_line,

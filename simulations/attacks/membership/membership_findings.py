@@ -21,7 +21,7 @@ from fedlsg.simulations.attacks.membership.measure import (
 )
 from fedlsg.simulations.attacks.membership.own_model import OwnAttack
 from fedlsg.simulations.attacks.membership.shadows import Trained
-from fedlsg.simulations.report.page import Badge, Row, Table
+from fedlsg.simulations.report.pages.page import Badge, Row, Table
 from fedlsg.simulations.settings.settings import Settings
 
 GRANTED = {

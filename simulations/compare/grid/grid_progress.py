@@ -16,14 +16,14 @@ from rich.progress import TaskID
 from fedlsg.simulations.compare.grid.cell_worker import Outcome
 from fedlsg.simulations.compare.grid.cells import Cell
 from fedlsg.simulations.compare.grid.runner import Folder, Limits
-from fedlsg.simulations.report.progress import (
+from fedlsg.simulations.report.terminals.progress import (
     PAUSE_SECONDS,
     announce_estimate,
     clock,
     is_live,
     live_bar,
 )
-from fedlsg.simulations.report.terminal import print_whole
+from fedlsg.simulations.report.terminals.terminal import print_whole
 from fedlsg.simulations.report.words import duration, percent
 from fedlsg.simulations.storage.results import Result, read_run
 

@@ -20,8 +20,8 @@ from fedlsg.simulations.compare.results.lines import (
     score_words,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
-from fedlsg.simulations.report.page import Table
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.pages.page import Table
+from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.report.words import human_bytes
 from fedlsg.simulations.storage.journal import Link, parse_link
 

@@ -31,9 +31,9 @@ from fedlsg.simulations.compare.results.latex_table import latex_table
 from fedlsg.simulations.compare.results.lines import PROBE, Line, lines
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import Charts, figures
-from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
-from fedlsg.simulations.report.figure import interactive, picture, png
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
+from fedlsg.simulations.report.pages.figure import interactive, picture, png
+from fedlsg.simulations.report.pages.page import (
     Code,
     Page,
     Part,
@@ -44,7 +44,7 @@ from fedlsg.simulations.report.page import (
     markdown,
     sections,
 )
-from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.pages.template import render
 from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, results_csv

@@ -15,10 +15,10 @@ from fedlsg.config.units import EXAMPLE, unit_named
 from fedlsg.simulations.compare.results.lines import PROBE, Line, score_words, value_words
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
-from fedlsg.simulations.report.colours import looks
-from fedlsg.simulations.report.facts import trust_words
-from fedlsg.simulations.report.page import RowKind, Table
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.drawing.colours import looks
+from fedlsg.simulations.report.pages.facts import trust_words
+from fedlsg.simulations.report.pages.page import RowKind, Table
+from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS

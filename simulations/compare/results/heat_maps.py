@@ -16,8 +16,8 @@ from fedlsg.simulations.compare.results.lines import (
     score_words,
     value_words,
 )
-from fedlsg.simulations.report.colours import RED, contrast
-from fedlsg.simulations.report.figure import panel_grid, use_style
+from fedlsg.simulations.report.drawing.colours import RED, contrast
+from fedlsg.simulations.report.pages.figure import panel_grid, use_style
 from fedlsg.simulations.report.words import epsilon_words
 
 if TYPE_CHECKING:

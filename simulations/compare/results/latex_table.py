@@ -13,8 +13,8 @@ from fedlsg.simulations.compare.results.comparison_table import (
 )
 from fedlsg.simulations.compare.results.lines import Line, shown
 from fedlsg.simulations.compare.results.pandas_library import pd
-from fedlsg.simulations.report.page import Row
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.pages.page import Row
+from fedlsg.simulations.report.pages.table import Column, make_table
 
 PRINTED = frozenset(
     {

@@ -13,7 +13,7 @@ from typing import Any
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.results.pandas_library import pd
-from fedlsg.simulations.report.colours import canonical
+from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import beats_chance, standard_error

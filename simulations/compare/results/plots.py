@@ -19,8 +19,8 @@ from fedlsg.simulations.compare.results.comparison_table import varied_names
 from fedlsg.simulations.compare.results.heat_maps import heat_maps, value_words_of, values_of
 from fedlsg.simulations.compare.results.lines import Line, family, in_legend_order, marked, measured
 from fedlsg.simulations.compare.results.pandas_library import pd
-from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
-from fedlsg.simulations.report.colours import GREY, looks
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, level, spaced
+from fedlsg.simulations.report.drawing.colours import GREY, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -48,7 +48,12 @@ from fedlsg.simulations.compare.search.pickers import (
 from fedlsg.simulations.compare.search.space import in_numbers, kept_of_rule, make_spaces, read_spec
 from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
 from fedlsg.simulations.planning.base.prepare import prepare
-from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.terminals.terminal import (
+    print_line,
+    print_note,
+    print_table,
+    print_whole,
+)
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level

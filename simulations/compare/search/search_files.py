@@ -15,11 +15,11 @@ from fedlsg.simulations.compare.results.plots import Charts, values_axis
 from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
 from fedlsg.simulations.compare.search.space import shown as value_shown
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial, best_of
-from fedlsg.simulations.report.chart import Axis, Chart, Series
-from fedlsg.simulations.report.colours import looks
-from fedlsg.simulations.report.facts import made_section
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series
+from fedlsg.simulations.report.drawing.colours import looks
+from fedlsg.simulations.report.pages.facts import made_section
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import (
     Code,
     Page,
     Table,
@@ -31,8 +31,8 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.table import Column, make_table
-from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.pages.table import Column, make_table
+from fedlsg.simulations.report.pages.template import render
 from fedlsg.simulations.report.words import human_bytes
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import as_csv

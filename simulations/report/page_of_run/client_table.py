@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, spaced
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import Part, Table
-from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, spaced
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import Part, Table
+from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.report.words import client_words, epsilon_words, percent, printable
 from fedlsg.simulations.storage.atomic_files import Record
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.report.chart import (
+from fedlsg.simulations.report.drawing.chart import (
     PREDICT_THE_MEAN,
     Axis,
     Chart,
@@ -21,7 +21,7 @@ from fedlsg.simulations.report.chart import (
     is_number,
     level,
 )
-from fedlsg.simulations.report.colours import BLUE, GREEN, GREY, ORANGE, RED
+from fedlsg.simulations.report.drawing.colours import BLUE, GREEN, GREY, ORANGE, RED
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
 

@@ -11,10 +11,21 @@ from typing import Any
 from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
-from fedlsg.simulations.report.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
-from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.drawing.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
+from fedlsg.simulations.report.page_of_run.client_table import client_parts
+from fedlsg.simulations.report.page_of_run.run_charts import clients, costs, quality
+from fedlsg.simulations.report.page_of_run.tiles import (
+    budget_meter,
+    cost_tiles,
+    privacy_badge,
+    privacy_tiles,
+    progress_meter,
+    quality_tiles,
+)
+from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints
+from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import (
     Code,
     Facts,
     Page,
@@ -29,19 +40,8 @@ from fedlsg.simulations.report.page import (
     json_text,
     sections,
 )
-from fedlsg.simulations.report.page_of_run.client_table import client_parts
-from fedlsg.simulations.report.page_of_run.run_charts import clients, costs, quality
-from fedlsg.simulations.report.page_of_run.tiles import (
-    budget_meter,
-    cost_tiles,
-    privacy_badge,
-    privacy_tiles,
-    progress_meter,
-    quality_tiles,
-)
-from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints
-from fedlsg.simulations.report.settings_section import settings_section, values_line
-from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.pages.settings_section import settings_section, values_line
+from fedlsg.simulations.report.pages.template import render
 from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
 from fedlsg.simulations.settings.settings import (
     FOLDERS,

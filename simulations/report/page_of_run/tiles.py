@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.report.chart import PREDICT_THE_MEAN
-from fedlsg.simulations.report.page import Badge, Meter, Meters, Tile
+from fedlsg.simulations.report.drawing.chart import PREDICT_THE_MEAN
+from fedlsg.simulations.report.pages.page import Badge, Meter, Meters, Tile
 from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
     SHARED,

@@ -6,7 +6,7 @@ import pytest
 
 from fedlsg import strategies
 from fedlsg.simulations.engines.cluster import Cluster
-from fedlsg.simulations.report.progress import RoundDisplay
+from fedlsg.simulations.report.terminals.progress import RoundDisplay
 from tests.simulations.support.own import MINE, write
 from tests.simulations.support.runs import Run
 

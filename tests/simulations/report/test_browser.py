@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.report.chart import Chart, Series
-from fedlsg.simulations.report.figure import interactive
-from fedlsg.simulations.report.page import Page, sections
-from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.drawing.chart import Chart, Series
+from fedlsg.simulations.report.pages.figure import interactive
+from fedlsg.simulations.report.pages.page import Page, sections
+from fedlsg.simulations.report.pages.template import render
 from fedlsg.simulations.storage.results import read_run
 from tests.simulations.attacks.test_membership import made
 from tests.simulations.support.every_page import every_page

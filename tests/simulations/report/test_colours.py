@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedlsg.simulations.inspection.partition_view import COLOURS
-from fedlsg.simulations.report import colours
-from fedlsg.simulations.report.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
-from fedlsg.simulations.report.style import CSS
-from fedlsg.simulations.report.template import ASSETS
+from fedlsg.simulations.report.drawing import colours
+from fedlsg.simulations.report.drawing.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
+from fedlsg.simulations.report.pages.style import CSS
+from fedlsg.simulations.report.pages.template import ASSETS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0
 MARKS = {colour for colour, _ in LOOKS.values()} | {

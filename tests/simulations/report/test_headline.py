@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.report.facts import TRUST, epsilon_section, trust_words
-from fedlsg.simulations.report.page import Facts, Section, Text
-from fedlsg.simulations.report.settings_section import settings_section, values_line
+from fedlsg.simulations.report.pages.facts import TRUST, epsilon_section, trust_words
+from fedlsg.simulations.report.pages.page import Facts, Section, Text
+from fedlsg.simulations.report.pages.settings_section import settings_section, values_line
 from fedlsg.simulations.report.words import WITHOUT, epsilon_words, run_headline
 from fedlsg.simulations.storage.results import Result, read_run
 from tests.simulations.support.compare_cases import result

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fedlsg.simulations.cli.export import save_paper
-from fedlsg.simulations.report.chart import Axis, Chart, Series
-from fedlsg.simulations.report.colours import LOOKS
-from fedlsg.simulations.report.figure import interactive, picture, plot
-from fedlsg.simulations.report.page import (
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series
+from fedlsg.simulations.report.drawing.colours import LOOKS
+from fedlsg.simulations.report.pages.figure import interactive, picture, plot
+from fedlsg.simulations.report.pages.page import (
     Code,
     Facts,
     Page,
@@ -26,13 +26,13 @@ from fedlsg.simulations.report.page import (
     TokenLine,
     TokenLines,
 )
-from fedlsg.simulations.report.template import render, scripts
+from fedlsg.simulations.report.pages.template import render, scripts
 from tests.places import REPOSITORY
 
 TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"
 TAG = re.compile(rf"</?({TAGS})(\s[^<>]*)?>")
 """Tags of a page. ``<br>`` is not among them: it is the only line break in a cell of Markdown."""
-OWNER = "simulations/report/template.py"
+OWNER = "simulations/report/pages/template.py"
 
 
 def html_in(source: str) -> list[str]:

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from fedlsg.simulations.report.chart import Axis, Chart, Series, chart_data, guessing
-from fedlsg.simulations.report.figure import draw_chart, interactive, panel_grid
-from fedlsg.simulations.report.still import ALONE, LETTER, Scale, scale, still
+from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, chart_data, guessing
+from fedlsg.simulations.report.drawing.still import ALONE, LETTER, Scale, scale, still
+from fedlsg.simulations.report.pages.figure import draw_chart, interactive, panel_grid
 
 LINE = Series(
     name="a",
@@ -44,7 +44,7 @@ CHARTS = {
 def test_its_axes_are_as_long_as_matplotlib_makes_them(name, monkeypatch):
     found = {}
     monkeypatch.setattr(
-        "fedlsg.simulations.report.still.scale",
+        "fedlsg.simulations.report.drawing.still.scale",
         lambda *a, **k: found.setdefault(a[0], scale(*a, **k)),
     )
     chart = CHARTS[name]

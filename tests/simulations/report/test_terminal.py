@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedlsg.simulations.report import progress
-from fedlsg.simulations.report.terminal import summary_table
+from fedlsg.simulations.report.terminals import progress
+from fedlsg.simulations.report.terminals.terminal import summary_table
 from fedlsg.simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {

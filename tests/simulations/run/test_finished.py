@@ -16,7 +16,7 @@ from torch import nn
 import fedlsg
 from fedlsg import strategies
 from fedlsg.simulations import workloads
-from fedlsg.simulations.report.progress import Meter
+from fedlsg.simulations.report.terminals.progress import Meter
 from fedlsg.user_code import loading
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedlsg.privacy.ledger_file import merge
 from fedlsg.simulations.report.page_of_run.client_table import client_charts, client_table
-from fedlsg.simulations.report.progress import RoundDisplay
+from fedlsg.simulations.report.terminals.progress import RoundDisplay
 from fedlsg.simulations.report.words import named, outcome
 from fedlsg.simulations.run.commands import with_names
 from fedlsg.simulations.run.finished import load_run

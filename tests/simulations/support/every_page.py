@@ -32,8 +32,8 @@ from fedlsg.simulations.compare.search.space import Choices, Span
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial
 from fedlsg.simulations.inspection.inspect_command import inspect_command
 from fedlsg.simulations.inspection.partition_view import partition_command
-from fedlsg.simulations.report.page import download
 from fedlsg.simulations.report.page_of_run.run_page import run_page
+from fedlsg.simulations.report.pages.page import download
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result

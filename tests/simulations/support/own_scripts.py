@@ -4,7 +4,7 @@ names them.
 
 import re
 
-from fedlsg.simulations.report.template import scripts
+from fedlsg.simulations.report.pages.template import scripts
 
 POLICY = re.compile(
     r'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; [^"]*">'

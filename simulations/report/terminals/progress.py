@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from fedlsg.simulations.report.terminal import CellBar, print_line, print_whole
+from fedlsg.simulations.report.terminals.terminal import CellBar, print_line, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes, named, percent
 from fedlsg.simulations.storage.round_tables import Row
 

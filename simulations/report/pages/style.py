@@ -1,6 +1,6 @@
 """The style sheet of all pages."""
 
-from fedlsg.simulations.report.colours import TEXT, WHITE, declarations
+from fedlsg.simulations.report.drawing.colours import TEXT, WHITE, declarations
 
 RULES = """
 * { box-sizing: border-box; }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from fedlsg.simulations.report.colours import BLUE, GREY
+from fedlsg.simulations.report.drawing.colours import BLUE, GREY
 
 Kind = Literal["line", "band", "bar", "level", "upright"]
 Unit = Literal["", "bytes", "%"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedlsg import strategies
 from fedlsg.simulations import workloads
-from fedlsg.simulations.report.page import Section, Text, facts_of
+from fedlsg.simulations.report.pages.page import Section, Text, facts_of
 from fedlsg.simulations.settings.resolve import FALLBACK, GRID
 from fedlsg.simulations.settings.settings import all_settings
 from fedlsg.simulations.settings.show_settings import by_group, text_of

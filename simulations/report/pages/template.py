@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from fedlsg.simulations.report.page import Download, Drawing, Page, Part, Table
-from fedlsg.simulations.report.style import CSS
+from fedlsg.simulations.report.pages.page import Download, Drawing, Page, Part, Table
+from fedlsg.simulations.report.pages.style import CSS
 
 if TYPE_CHECKING:
     from jinja2 import Template

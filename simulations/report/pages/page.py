@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from fedlsg.simulations.report.chart import Series
+from fedlsg.simulations.report.drawing.chart import Series
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert", "good"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from fedlsg.simulations.report.page import Row, RowKind, Table
+from fedlsg.simulations.report.pages.page import Row, RowKind, Table
 from fedlsg.simulations.storage.results import as_csv
 
 Words = Callable[[Any], str]

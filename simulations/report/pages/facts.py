@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.report.page import Code, Section, Text, facts_of
+from fedlsg.simulations.report.pages.page import Code, Section, Text, facts_of
 from fedlsg.simulations.report.words import duration
 from fedlsg.simulations.storage.results import Result
 

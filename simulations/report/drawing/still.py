@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TypeGuard
 from unicodedata import east_asian_width
 
-from fedlsg.simulations.report.chart import (
+from fedlsg.simulations.report.drawing.chart import (
     OUTLINES,
     Axis,
     Chart,
@@ -22,7 +22,7 @@ from fedlsg.simulations.report.chart import (
     is_number,
     short_bytes,
 )
-from fedlsg.simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
+from fedlsg.simulations.report.drawing.colours import ALARM, AXIS, GRID, WHITE, WORDS
 
 ALONE, NEXT = 538, 403
 """CSS pixels of a chart alone on a page, as wide as a phone can show it, and of one next to

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
 from fedlsg.owner_only import make_parents
-from fedlsg.simulations.report.page import Facts, Part, Table
-from fedlsg.simulations.report.page import Text as Paragraph
+from fedlsg.simulations.report.pages.page import Facts, Part, Table
+from fedlsg.simulations.report.pages.page import Text as Paragraph
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.examined import open_run
@@ -269,6 +269,6 @@ def _display_elsewhere(figure: "Figure", cell: int) -> None:
 def _display(figure: "Figure") -> None:
     from IPython.display import Image, display
 
-    from fedlsg.simulations.report.figure import png
+    from fedlsg.simulations.report.pages.figure import png
 
     display(Image(png(figure), width=round(figure.get_figwidth() * 100)))

@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fedlsg.extras import of_extra
-from fedlsg.simulations.report.chart import (
+from fedlsg.simulations.report.drawing.chart import (
     REFERENCES,
     Chart,
     Point,
@@ -26,10 +26,10 @@ from fedlsg.simulations.report.chart import (
     share_names,
     short_bytes,
 )
-from fedlsg.simulations.report.chart import Axis as AxisOf
-from fedlsg.simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
-from fedlsg.simulations.report.page import Drawing, Panel, Picture, script_json
-from fedlsg.simulations.report.still import still
+from fedlsg.simulations.report.drawing.chart import Axis as AxisOf
+from fedlsg.simulations.report.drawing.colours import ALARM, AXIS, GRID, WHITE, WORDS
+from fedlsg.simulations.report.drawing.still import still
+from fedlsg.simulations.report.pages.page import Drawing, Panel, Picture, script_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
