@@ -65,9 +65,14 @@ def energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
 class Distance:
     """How far what a candidate sends is from what was received: (sent, received) -> ``measure``.
 
-    by_block: ``measure`` takes a list of blocks on each side, in place of all values. directions:
-    it is blind to the length of what is sent. likelihood: in units of 2 s^2 it is a -log
-    likelihood, which needs noise and the client simulated, and to which that of a prior is added.
+    Every distance is 0 for equal values, so that the private batch itself is a minimum, and has a
+    finite value and gradient for a candidate that sends nothing (``tests`` ask all of
+    ``DISTANCES``).
+
+    by_block: ``measure`` takes a list of blocks on each side, in place of all values.
+    directions: it is blind to the length of what is sent: 0 for a multiple, too.
+    likelihood: in units of 2 s^2 it is a -log likelihood. It needs noise and the client simulated,
+        and that of a prior is added to it.
     """
 
     measure: Callable[[Any, Any], Tensor]

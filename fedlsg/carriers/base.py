@@ -176,7 +176,7 @@ class Carrier:
         return self
 
 
-def check_rank(carrier: Carrier) -> None:
+def check_carrier(carrier: Carrier) -> None:
     """Raise ValueError for a value that no declaration accepts, and for a rank of 0."""
     check_declared(carrier)
     if carrier.rank < 1:

@@ -22,7 +22,7 @@ from fedlsg.carriers.base import (
     Carrier,
     PowerSteps,
     Rank,
-    check_rank,
+    check_carrier,
     find_classifier,
     weights_that_pay,
 )
@@ -139,7 +139,7 @@ class Lora(Carrier):
     embeddings: TrainEmbeddings = False
 
     def __post_init__(self) -> None:
-        check_rank(self)
+        check_carrier(self)
 
     @property
     def scale(self) -> float:  # type: ignore[override]

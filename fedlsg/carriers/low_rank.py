@@ -14,7 +14,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, of_pairs
+from fedlsg.carriers.base import (
+    Carrier,
+    PowerSteps,
+    Rank,
+    carried_parameters,
+    check_carrier,
+    of_pairs,
+)
 from fedlsg.carriers.own_carriers import OwnCarriers, unit_vectors
 from fedlsg.config import Setting
 from fedlsg.frame import Coordinates, Part
@@ -111,7 +118,7 @@ class LowRank(Carrier):
     residual: Residual = True
 
     def __post_init__(self) -> None:
-        check_rank(self)
+        check_carrier(self)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
         """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off,
@@ -177,24 +184,30 @@ class LowRankChange(LowRank):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomCarriers(LowRank):
+class RandomCarriers(Carrier):
     """Random orthonormal carriers, drawn again each round (Yu et al. 2021, sec. 4,
     "RGP-random").
     """
 
     kind: ClassVar[str] = "random"
+    rank: Rank = 4
+
+    def __post_init__(self) -> None:
+        check_carrier(self)
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """A draw for each carried weight and round."""
         by_name = {}
         for name in public.carried:
-            W, generator = (
-                public.weights[name].detach(),
-                public.generator("carriers", public.time.round, name),
-            )
+            W = public.weights[name].detach()
+            generator = public.generator("carriers", public.time.round, name)
             m, n = flatten_kernel(W).shape
             by_name[name] = random_carriers((m, n), self.rank, generator=generator, like=W)
         return of_pairs(public.weights, by_name, self.form)
+
+    def in_sizes(self) -> Carrier:
+        """Unit vectors."""
+        return OwnCarriers(make=unit_vectors, rank=self.rank)
 
 
 StepCarrier = Annotated[
@@ -206,8 +219,12 @@ StepCarrier = Annotated[
 
 def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
     """The carrier of this kind."""
-    kinds: tuple[type[LowRank], ...] = (LowRank, LowRankChange, RandomCarriers)
-    return next((carrier(rank=rank) for carrier in kinds if carrier.kind == kind), Dense())
+    if kind == "dense":
+        return Dense()
+    kinds: dict[str, type[LowRank | RandomCarriers]] = {
+        carrier.kind: carrier for carrier in (LowRank, LowRankChange, RandomCarriers)
+    }
+    return kinds[kind](rank=rank)
 
 
 def low_rank_coordinates(carrier: Carrier, public: Public, runs: Bases) -> tuple[Coordinates, ...]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_carrier
 from fedlsg.carriers.low_rank import Dense, Warmup, changes, low_rank_coordinates
 from fedlsg.carriers.personal import shared_values, with_zeros
 from fedlsg.frame import Coordinates, Frame, Part
@@ -38,7 +38,7 @@ class Factors(Carrier):
     warmup: Warmup = 1
 
     def __post_init__(self) -> None:
-        check_rank(self)
+        check_carrier(self)
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """Those of what is sent: the carriers of W - W_0, of which clients use R."""
