@@ -4,11 +4,13 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
 local steps a round.
 
     T = max(40, ceil(E / K))    q = min(1, E / (K T))
-    Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1 learning rate 0.2 / sqrt(T), of a
-    dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4) of dense updates times sqrt(5000 / d) for d
-    trained numbers, at most 2; above 5,000 numbers (5000 / d)^(1/4) where no layer is a
-    convolution; no such factor where layers are pretrained half of it for regression, where the
-    factor of d is at most 1 a tenth of it for pretrained layers, whose new classifier has the whole
+    Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
+    learning rate 0.2 / sqrt(T); of fewer than 10 updates 0.02 sqrt(T)
+        dense updates: times (64 / fan_in)^(1/4) for a dense layer, and times sqrt(5000 / d) for d
+        trained numbers, at most 2; above 5,000 numbers (5000 / d)^(1/4) where no layer is a
+        convolution; no such factor where layers are pretrained
+        regression: half of it, and the factor of d is at most 1
+        pretrained layers: a tenth of it; their new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
 A linear head on public features sees all rows in each of its 40 updates (E = 40, q = 1), at the
@@ -40,6 +42,8 @@ LEAST_UPDATES, FEWEST_UPDATES = 40, 20
 """Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of
 passes.
 """
+FEW_UPDATES = 10
+"""Below, the learning rate falls again (``benchmarks.accuracy.few_rounds``)."""
 SCALE = 0.2
 """c: how far the noise alone moves a coordinate over the run."""
 REGRESSION = 0.5
@@ -85,7 +89,9 @@ def auto_server(
     Layers differ in rate, and size counts, where all updates are ``dense``: other methods were
     measured without either.
     """
-    rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
+    # to move by all of c in few updates takes steps at which no network learns
+    rate = SCALE * min(1 / math.sqrt(updates), math.sqrt(updates) / FEW_UPDATES)
+    rate *= REGRESSION if regression else 1.0
     dense = dense and row_length is None
     if row_length is not None:
         rate *= HEAD_LENGTH / row_length

@@ -18,6 +18,7 @@ learning rate for a linear head.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from fedlsg import strategies
 from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
 from fedlsg.gradients import check_initialized
 from fedlsg.method import Method
+from fedlsg.randomness import own_draws
+from fedlsg.rows import seeds_replaced
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
@@ -57,6 +60,10 @@ def device_of(wanted: Device) -> str:
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
+LOADED = "loaded-weights"
+"""A word of ``auto``: the rule found that most numbers to train were loaded."""
+
+
 class Loaded(NamedTuple):
     """Whether most trainable numbers below the classifier were loaded, whether it was, and the
     ``size_factor``.
@@ -68,13 +75,21 @@ class Loaded(NamedTuple):
 
 
 def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
-    """What a run starts from that was trained before."""
+    """What a run starts from that was trained before: numbers that stay as they are where every
+    draw is another one.
+
+    A function that seeds itself builds equal random numbers each time. So its seeds are replaced
+    for the second model.
+    """
     name = settings.model or workload.default_model
-    first, second = (build_model(workload, name, settings.seed + step) for step in (0, 1))
+    first = build_model(workload, name, settings.seed)
+    other_seeds = count(settings.seed + 1)
+    with own_draws("cpu"), seeds_replaced(lambda generator, given: next(other_seeds)):
+        second = build_model(workload, name, settings.seed + 1)
     check_initialized(first)
     head = workload.classifier or find_classifier(first)
     others = dict(second.named_parameters())
-    count = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}
+    numbers = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}
     for path, value in first.named_parameters():
         other = others.get(path)
         if (
@@ -84,10 +99,12 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
         ):
             continue  # a bias or scale that begins as a constant says nothing
         part = "classifier" if path.startswith(f"{head}.") else "body"
-        count[
+        numbers[
             part, other is not None and other.shape == value.shape and bool((other == value).all())
         ] += value.numel()
-    body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
+    body, classifier = (
+        numbers[part, True] > numbers[part, False] for part in ("body", "classifier")
+    )
     return Loaded(
         body, classifier, size_factor(value for value in first.parameters() if value.requires_grad)
     )
@@ -268,23 +285,24 @@ def fill_auto(
     if steps:
         carrier = strategies.with_own(settings.method, settings.parameters).carrier.kind
         loaded = loaded_parts(settings, workload)
+        pretrained = loaded.body and carrier not in SMALL_AT_START
         filled |= auto_server(
             int({**values, **filled}["rounds"]),
             dense=carrier == "dense",
             size=loaded.size,
             regression=_regression(workload),
-            pretrained=loaded.body and carrier not in SMALL_AT_START,
+            pretrained=pretrained,
             new_head=not loaded.classifier,
             row_length=_row_length(workload) if head else None,
         )
         if str(given.get("optimizer", "adam")).lower() != "adam":
             del filled["optimizer_options"]  # they are Adam's
     chosen = {name: value for name, value in filled.items() if name not in given}
-    return chosen | (
-        {AUTO: " ".join([*(name for name in asked if name not in AUTOMATIC), *chosen])}
-        if chosen
-        else {}
-    )
+    if not chosen:
+        return {}
+    words = [name for name in asked if name not in AUTOMATIC]
+    seen = [LOADED] if steps and pretrained else []
+    return chosen | {AUTO: " ".join([*words, *chosen, *seen])}
 
 
 MEASURED = 200
@@ -357,4 +375,13 @@ def rule_line(settings: Settings) -> str | None:
         for name in (settings.auto or "").split()
         if name in values and name in RULED
     ]
-    return f"chosen by the rule for runs without tuning: {', '.join(chosen)}" if chosen else None
+    loaded = (
+        "; the weights are taken as pretrained, so that the learning rate is a tenth"
+        if LOADED in (settings.auto or "").split()
+        else ""
+    )
+    return (
+        f"chosen by the rule for runs without tuning: {', '.join(chosen)}{loaded}"
+        if chosen
+        else None
+    )

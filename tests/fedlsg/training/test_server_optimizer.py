@@ -186,6 +186,11 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert found["ema"] == 0.95  # 1 - 5 / 100
     assert ServerOptimizer(**found).options == {"betas": (0.5, 0.99)}
     assert auto_server(3, dense=False)["ema"] == 0.0
+    assert [auto_server(t, dense=False)["learning_rate"] for t in (1, 4, 10)] == [
+        0.02,
+        0.04,
+        0.06325,
+    ]
     assert auto_server(100, dense=True, regression=True)["learning_rate"] == 0.01
     assert auto_server(100, dense=True, size=2.0)["learning_rate"] == 0.04
     assert auto_server(100, dense=True, size=2.0, regression=True)["learning_rate"] == 0.01

@@ -1,7 +1,9 @@
 """What is filled where nobody chose: the rule's parts, the rate of a head, the device."""
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,12 +15,12 @@ from fedlsg.simulations.planning.earlier_runs.continuity import (
     keep_data_digest,
 )
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.automatic import LOADED, device_of, rule_line
 from fedlsg.simulations.settings.resolve import fill
 from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.text_sets import DEFAULTS
-from tests.simulations.support.own import quick, workload
+from tests.simulations.support.own import build, quick, workload
 from tests.simulations.support.runs import SMALL
 
 NAME = "rule-test"
@@ -59,7 +61,7 @@ PARTIAL = {
     ),
     "both": (
         {"rounds": 4, "sample_rate": 0.1},
-        {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.2, **RULE},
+        {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.04, **RULE},
     ),
     "some clients a round": (
         {"clients": 8, "clients_per_round": 2},
@@ -234,3 +236,51 @@ def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):
     assert check_unchanged(saved, plan, run) == []
     saved["settings"]["device"] = "cuda"
     assert check_unchanged(saved, plan, run) == ["device = cpu (was cuda)"]
+
+
+def seeds_torch():
+    torch.manual_seed(0)
+    return build()
+
+
+def has_a_generator():
+    model, generator = build(), torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    return model
+
+
+def seeds_numpy():
+    draws, model = np.random.default_rng(0), build()
+    for parameter in model.parameters():
+        values = draws.standard_normal(tuple(parameter.shape)).astype("float32")
+        parameter.data.copy_(torch.from_numpy(values))
+    return model
+
+
+WEIGHTS = {name: torch.randn(W.shape) for name, W in build().state_dict().items()}
+
+
+def loads():
+    model = build()
+    model.load_state_dict(WEIGHTS)
+    return model
+
+
+@pytest.mark.parametrize("model", [build, seeds_torch, has_a_generator, seeds_numpy])
+def test_a_model_that_seeds_itself_is_not_taken_as_pretrained(model):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    settings = filled(model=model)
+    assert settings["learning_rate"] == filled()["learning_rate"]
+    assert LOADED not in settings["auto"].split()
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert before[0].equal(after[0])
+    assert before[1:] == after[1:]
+
+
+def test_loaded_weights_have_a_tenth_of_the_rate_and_the_run_says_so():
+    settings = filled(model=loads)
+    assert settings["learning_rate"] == pytest.approx(0.2 / 40**0.5 / 10, rel=1e-3)
+    assert LOADED in settings["auto"].split()
+    words = rule_line(from_mapping({"workload": NAME, **settings}))
+    assert "taken as pretrained" in words
