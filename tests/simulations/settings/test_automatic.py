@@ -61,7 +61,7 @@ PARTIAL = {
     ),
     "both": (
         {"rounds": 4, "sample_rate": 0.1},
-        {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.04, **RULE},
+        {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.08, **RULE},
     ),
     "some clients a round": (
         {"clients": 8, "clients_per_round": 2},
