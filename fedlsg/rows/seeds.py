@@ -100,7 +100,7 @@ def seed_process(seed: int) -> None:
     """
     SEED_TORCH(torch.default_generator, seed)
     SEED_PYTHON(random._inst, seed)
-    random._inst.gauss_next = None  # a normal number that is left of the row before
+    vars(random._inst)["gauss_next"] = None  # a normal number that is left of the row before
     # seeded by 32 bits: numpy takes ten times as long for more
     np.random.seed(seed & 0xFFFFFFFF)
 
