@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.rows --json FILE [--steps 1000] [--batch 256]
 
-Two arms train the same model by ``PrivateStep``, a step each in rotating order: ``one by one``, and
+Two arms train the same model by ``PrivateStep``, a step each in random order: ``one by one``, and
 ``before``: all items of a batch, or one call of the function, and ``default_collate``, without
 seeds of a row. A third one, where Opacus is installed, is its ``make_private`` with Poisson batches
 on a DataLoader of the same items, in this process, which ``before`` puts together. A ratio is the
@@ -17,7 +17,6 @@ import json
 import random
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,10 +191,10 @@ def measure(name: str, batch: int, steps: int) -> dict[str, Any]:
     if (opacus := by_opacus(make, example, before, batch)) is not None:
         arms["opacus"] = opacus
     spent: dict[str, list[float]] = {arm: [] for arm in arms}
+    order = random.Random(0)
     for number in range(steps + 2):
-        order = deque(arms)
-        order.rotate(number)  # the arm after Opacus finds the caches of the processor cold
-        for arm in order:
+        # the arm after Opacus finds the caches of the processor cold: no arm is it more often
+        for arm in order.sample(list(arms), len(arms)):
             start = time.process_time()
             arms[arm]()
             if number >= 2:
