@@ -3,8 +3,9 @@
     python -m benchmarks.accuracy.few_rounds --out FOLDER [--rounds 3 10] [--seeds 2]
 
 The rate is 0.2 / sqrt(T). A run of R rounds takes it for T = R or for a larger T: which one is
-better? (The rule takes T = 100 / R where R is below 10.) Tasks: digits with two networks, a made-up table, a linear head on public features of
-digits; four clients, epsilon 3. Prints the mean accuracy in % for each T.
+better? (The rule takes T = 100 / R where R is below 10.) Tasks: digits with two networks, a made-up
+table, a linear head on public features of digits; four clients, epsilon 3. Prints the mean accuracy
+in % for each T.
 """
 
 import argparse

@@ -13,6 +13,8 @@ from torch.utils.data import default_collate
 from fedlsg.tensors import BY_NAME
 
 NUMBERS = (Tensor, bool, int, float)
+MOST = frozenset((*NUMBERS, np.ndarray))
+"""Types of most parts of rows: they need no closer look."""
 TARGETS = ("label", "labels", "target", "targets")
 """Names of the target in an item that is a dict, as Flower's templates and ``datasets`` have it."""
 FUNCTION = "an own function of positions that returns (inputs, targets)"
@@ -20,6 +22,8 @@ FUNCTION = "an own function of positions that returns (inputs, targets)"
 
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
     """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
+    if type(row) is tuple and len(row) == 2 and type(row[0]) in MOST and type(row[1]) in MOST:
+        return row
     row = _pair_of(row) if isinstance(row, Mapping) else row
     if not isinstance(row, tuple | list) or len(row) != 2:
         raise ValueError(
@@ -58,10 +62,10 @@ def in_own_memory(part: Any) -> Any:
 
     A tensor is a plain one, for a class with functions of its own would see the batch.
     """
-    if isinstance(part, Mapping):
-        return {name: in_own_memory(value) for name, value in part.items()}
     if isinstance(part, Tensor):
         return (part if type(part) is Tensor else part.as_subclass(Tensor)).clone()
+    if type(part) not in MOST and isinstance(part, Mapping):
+        return {name: in_own_memory(value) for name, value in part.items()}
     return part.copy() if isinstance(part, np.ndarray) else part
 
 
@@ -69,7 +73,7 @@ def form_of(part: Any) -> Any:
     """Names, types and shapes of a part of a row: parts of equal form can be put together."""
     if isinstance(part, Tensor):
         return type(part), part.shape, part.dtype
-    if isinstance(part, Mapping):
+    if type(part) not in MOST and isinstance(part, Mapping):
         return tuple((name, form_of(value)) for name, value in part.items())
     return type(part), getattr(part, "shape", None), getattr(part, "dtype", None)
 
@@ -97,7 +101,7 @@ def collate(rows: Sequence[tuple[Any, Any]], what: str, dtype: torch.dtype) -> t
     together.
     """
     try:
-        inputs, targets = default_collate([tuple(row) for row in rows])
+        inputs, targets = (default_collate([row[side] for row in rows]) for side in (0, 1))
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise ValueError(
             f"the items of {what} cannot be put together to one batch: {error}; give numbers or "

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedlsg.randomness import SecretStream, own_draws, secret_stream
-from fedlsg.rows.seeds import seeds_replaced
+from fedlsg.rows.seeds import seed_process, seeds_replaced
 
 WORD = 8
 """Bytes of a seed; as many of the key are the salt."""
@@ -34,11 +34,16 @@ class RowDraws:
         self.stream, self.held = stream, held
         self._salt, self._unseeded = b"", 0
 
-    def next_key(self) -> bytes:
-        """The key of the next row."""
+    def next_keys(self, count: int) -> list[bytes]:
+        """The keys of the next rows."""
         if self.stream is None:
             self.stream = secret_stream()
-        return self.stream.words(2).tobytes()
+        words = self.stream.words(2 * count).tobytes()
+        return [words[start : start + 2 * WORD] for start in range(0, len(words), 2 * WORD)]
+
+    def next_key(self) -> bytes:
+        """The key of the next row."""
+        return self.next_keys(1)[0]
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -52,10 +57,7 @@ class RowDraws:
     def begin(self, key: bytes) -> None:
         """Seed everything for the row of this key. Equal keys, equal draws."""
         self._salt, self._unseeded = b"", 0  # without a salt, seeds are as they are given
-        seed = int.from_bytes(key[:WORD]) >> 1
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # numpy takes ten times as long for more than 32 bits
+        seed_process(int.from_bytes(key[:WORD]) >> 1)
         for place, generator in enumerate(self.held):
             seed_generator(generator, _bits(key, f"held {place}"))
         self._salt = key

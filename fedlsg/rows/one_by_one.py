@@ -51,9 +51,9 @@ class KeyedRow:
     def row(self, place: int, key: bytes) -> Row:
         """The same, where ``draws.making`` is on."""
         self.draws.begin(key)
-        inputs, targets = map(in_own_memory, check_row(self.make(place), self.name))
+        inputs, targets = check_row(self.make(place), self.name)
         if self.padding is None:
-            return inputs, targets
+            return in_own_memory(inputs), in_own_memory(targets)
         return self.padding.of_row(inputs, targets, self.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,8 +117,9 @@ class OneByOne:
         them, for tests of ``make``.
         """
         places = positions.tolist()
+        keys = [key] * len(places) if key else self._keys_of(places)
         with self._draws.making():
-            return [self._keyed.row(place, key or self._key_of(place)) for place in places]
+            return list(map(self._keyed.row, places, keys))
 
     def under(self, key: bytes, call: Callable[[], Any]) -> Any:
         """What a call gives under the draws of a key."""
@@ -131,9 +132,9 @@ class OneByOne:
         if not len(positions):
             return [positions]
         places: dict[Any, list[int]] = {}
-        size, room = {}, KEPT_BYTES
-        with closing(self._each(positions.tolist())) as rows:
-            for place, row in zip(positions.tolist(), rows, strict=True):
+        size, room, asked = {}, KEPT_BYTES, positions.tolist()
+        with closing(self._each(asked)) as rows:
+            for place, row in zip(asked, rows, strict=True):
                 form = form_of(row[0]), form_of(row[1])
                 if form not in places:
                     places[form], size[form] = [], sum(map(_bytes_of, row))
@@ -161,33 +162,33 @@ class OneByOne:
         """
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
-        rows = [self._kept.pop(place, None) for place in positions.tolist()]
-        if missing := [
-            place for place, row in zip(positions.tolist(), rows, strict=True) if row is None
-        ]:
-            with closing(self._each(missing)) as missing_rows:
-                rows = [next(missing_rows) if row is None else row for row in rows]
-        inputs, targets = collate([row for row in rows if row is not None], self.name, self._dtype)
+        places = positions.tolist()
+        if missing := [place for place in places if place not in self._kept]:
+            with closing(self._each(missing)) as rows:
+                self._kept.update(zip(missing, rows, strict=True))
+        inputs, targets = collate([self._kept[p] for p in places], self.name, self._dtype)
+        for place in places:
+            self._kept.pop(place, None)
         return each(inputs, lambda t: t.to(self._device)), each(
             targets, lambda t: t.to(self._device)
         )
 
-    def _key_of(self, place: int) -> bytes:
-        if place not in self._keys:
-            self._keys[place] = self._draws.next_key()
-        return self._keys[place]
+    def _keys_of(self, places: Sequence[int]) -> list[bytes]:
+        """Their keys in this step; a place without one gets the next."""
+        new = [place for place in dict.fromkeys(places) if place not in self._keys]
+        self._keys.update(zip(new, self._draws.next_keys(len(new)), strict=True))
+        return [self._keys[place] for place in places]
 
     def _each(self, places: Sequence[int]) -> Generator[Row, None, None]:
         """The rows of the places, one after the other, each with the key of its draws."""
-        asked = [(place, self._key_of(place)) for place in places]
+        keys = self._keys_of(places)
         if self._workers is not None:
-            self._workers.begin(asked, room=AHEAD)
-            for _ in asked:
+            self._workers.begin(zip(places, keys, strict=True), room=AHEAD)
+            for _ in places:
                 yield from self._workers.take(1)
             return
         with self._draws.making():
-            for row in asked:
-                yield self._keyed.row(*row)
+            yield from map(self._keyed.row, places, keys)
 
 
 def _bytes_of(part: Any) -> int:

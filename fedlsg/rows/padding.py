@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from fedlsg.rows.collate import tensors_of
-from fedlsg.tensors import fields_of, of_fields
+from fedlsg.rows.collate import in_own_memory, tensors_of
+from fedlsg.tensors import fields_of
 
 SHORTEST = 8
 """The smallest power of two that rows are padded to."""
@@ -48,18 +47,37 @@ class Padding:
     def of_row(
         self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32
     ) -> tuple[Any, Any]:
-        """A row, padded; parts of it that are padded become tensors (``tensors_of``).
+        """A row, padded, in memory of its own; parts of it that are padded become tensors
+        (``tensors_of``).
 
         Raises ValueError for one that is longer than all ``lengths``, or has a mask already.
         """
+        given = inputs if self.inputs is None else tensors_of(inputs, dtype)
+        padded = self._padded(given, self.inputs)
+        if self.mask is not None:
+            padded = self._with_mask(padded, fields_of(given))
         if self.targets is not None:
-            targets = _padded(tensors_of(targets, dtype), self.targets, self)
-        if self.inputs is not None:
-            given = tensors_of(inputs, dtype)
-            inputs = _padded(given, self.inputs, self)
-            if self.mask is not None:
-                inputs = self._with_mask(inputs, fields_of(given))
-        return inputs, targets
+            targets = tensors_of(targets, dtype)
+        return padded, self._padded(targets, self.targets)
+
+    def _padded(self, part: Any, fill: Fill) -> Any:
+        if fill is None:
+            return in_own_memory(part)
+        if isinstance(part, Tensor):
+            return self._padded_field(part, _fill_of(fill, "", part))
+        return {
+            str(name): self._padded_field(value, _fill_of(fill, str(name), value))
+            for name, value in part.items()
+        }
+
+    def _padded_field(self, value: Tensor, number: float | None) -> Tensor:
+        if number is None:
+            own: Tensor = in_own_memory(value)
+            return own
+        value = value if type(value) is Tensor else value.as_subclass(Tensor)
+        more = self.length_of(len(value)) - len(value)
+        # a copy in any case: new memory
+        return torch.constant_pad_nd(value, [0, 0] * (value.ndim - 1) + [0, more], number)
 
     def length_of(self, length: int) -> int:
         """The padded length."""
@@ -91,13 +109,3 @@ def _fill_of(fill: Fill, name: str, value: Tensor) -> float | None:
     if value.ndim == 0:
         return None
     return fill.get(name) if isinstance(fill, Mapping) else fill
-
-
-def _padded(part: Any, fill: Fill, padding: Padding) -> Any:
-    fields = dict(fields_of(part))
-    for name, value in fields.items():
-        number = _fill_of(fill, name, value)
-        if number is not None:
-            more = padding.length_of(len(value)) - len(value)
-            fields[name] = pad(value, [0, 0] * (value.ndim - 1) + [0, more], value=number)
-    return of_fields(fields)

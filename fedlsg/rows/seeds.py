@@ -17,6 +17,7 @@ started, all seeds are intercepted but those that fedlsg itself sets.
 import _random
 import ctypes
 import gc
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, bit_generator
 
@@ -39,6 +41,8 @@ Method = Callable[..., Any]
 BITS: tuple[Any, ...] = (MT19937, PCG64, PCG64DXSM, Philox, SFC64)
 KINDS = (torch.Generator, _random.Random, *BITS)
 """Types whose methods seed."""
+SEED_TORCH, SEED_PYTHON = vars(torch.Generator)["manual_seed"], vars(_random.Random)["seed"]
+SEED_NUMPY = vars(MT19937)["_legacy_seeding"]
 
 
 class _Deciding(threading.local):
@@ -90,6 +94,17 @@ def _install(*, now: bool) -> None:
         setattr(bit_generator, name, function if now else original)
 
 
+def seed_process(seed: int) -> None:
+    """Seed the global generators of torch (CPU), python and numpy, as ``manual_seed``, ``seed`` and
+    ``seed`` would outside; for each row, so without their detours.
+    """
+    SEED_TORCH(torch.default_generator, seed)
+    SEED_PYTHON(random._inst, seed)
+    vars(random._inst)["gauss_next"] = None  # a normal number that is left of the row before
+    # seeded by 32 bits: numpy takes ten times as long for more
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
 def _decided(generator: Any, *given: Any) -> int | None:
     replace = _deciding.replace
     if replace is None and _all_deciding and not _is_ours(sys._getframe(2)):
@@ -116,15 +131,13 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
     A type of C refuses ``setattr``: its dictionary is changed, and its cache is told.
     """
     methods: list[tuple[dict[str, Any], str, Any, Any]] = []
-    torch_seed, python_seed = vars(torch.Generator)["manual_seed"], vars(_random.Random)["seed"]
-    numpy_seed = vars(MT19937)["_legacy_seeding"]
 
     def seed_numpy(generator: Any, secret: int) -> None:
-        numpy_seed(generator, [secret & 0xFFFFFFFF, secret >> 32])
+        SEED_NUMPY(generator, [secret & 0xFFFFFFFF, secret >> 32])
 
     for kind, names, seed in (
-        (torch.Generator, ("manual_seed", "seed", "set_state", "graphsafe_set_state"), torch_seed),
-        (_random.Random, ("seed", "setstate"), python_seed),
+        (torch.Generator, ("manual_seed", "seed", "set_state", "graphsafe_set_state"), SEED_TORCH),
+        (_random.Random, ("seed", "setstate"), SEED_PYTHON),
         (MT19937, ("_legacy_seeding",), seed_numpy),
     ):
         for name in names:

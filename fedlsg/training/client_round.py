@@ -4,7 +4,9 @@ frame.
 Local steps without clip, noise or mask (``plain_steps``) form no flat vector before the last step.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -26,6 +28,7 @@ from fedlsg.gradients import (
     summed_gradients,
 )
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
+from fedlsg.gradients.isolation.state import uninterrupted
 from fedlsg.gradients.known import same_weights
 from fedlsg.privacy import (
     BernoulliDraws,
@@ -239,9 +242,8 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
     runs = runs_of(batch, x.groups, shape, in_order=shuffled > 0)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
-    with same_weights(x.frame):
-        for group, micro in runs:
-            inputs, targets = x.batch(micro)
+    with same_weights(x.frame), closing(_batches_of(x, runs, shape.size)) as batches:
+        for group, rows, inputs, targets in batches:
             if x.mechanism.clips and shape.multiple > 1:
                 check_alike(inputs, group, seen)
             if not x.mechanism.clips and x.scale is None and summable(x.frame):
@@ -258,7 +260,7 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
                 part = part.double() if len(runs) > 1 else part
             else:
                 part = clipped_sum(
-                    units_of(x, inputs, targets, shape.rows(len(micro))),
+                    units_of(x, inputs, targets, shape.rows(rows)),
                     x.mechanism,
                     wide=wide,
                     **({"shuffled": shuffled} if shuffled else {}),
@@ -266,6 +268,25 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
             total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
+
+
+def _batches_of(
+    x: StepInputs, runs: Sequence[tuple[int, Positions]], size: int
+) -> Generator[tuple[int, int, Inputs, Inputs], None, None]:
+    """Of each run its group, its number of rows, inputs and targets.
+
+    Runs of at most ``size`` rows together are made before the first of their passes, so that these
+    follow each other without a break: rows of many shapes take many small passes.
+    """
+    left = deque(runs)
+    while left:
+        part = [left.popleft()]
+        while left and sum(len(micro) for _, micro in part) + len(left[0][1]) <= size:
+            part.append(left.popleft())
+        made = [x.batch(micro) for _, micro in part]
+        with uninterrupted():
+            for (group, micro), (inputs, targets) in zip(part, made, strict=True):
+                yield group, len(micro), inputs, targets
 
 
 def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:

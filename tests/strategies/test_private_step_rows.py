@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 import fedlsg.strategies.private_step
 from fedlsg.rows import OneByOne
+from fedlsg.strategies.own_loop.user_inputs import of_function
 from fedlsg.strategies.private_step import PrivateStep
 
 COUNT = 60
@@ -418,3 +419,21 @@ def test_what_a_template_may_change_is_refused_by_its_name(data, words):
     step = step_on(net())
     with pytest.raises(ValueError, match=words):
         step.step(step.batches(data))
+
+
+def test_the_position_of_a_row_says_nothing_of_the_batch():
+    """It is alone in its memory, where a view of all positions shows them."""
+
+    def memory(positions):
+        return positions.storage_offset(), positions.untyped_storage().nbytes()
+
+    asked = []
+
+    def rows(positions):
+        asked.append(positions)
+        return X[positions], Y[positions]
+
+    of_function(rows, device=torch.device("cpu"))(torch.tensor([7, 3, 9]))
+    assert [position.tolist() for position in asked] == [[7], [3], [9]]
+    assert [*map(memory, asked)] == [(0, 8)] * 3
+    assert memory(torch.tensor([7, 3, 9]).split(1)[1]) == (1, 24), "negative control"

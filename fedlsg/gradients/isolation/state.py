@@ -5,8 +5,10 @@ one's trace.
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,44 @@ OURS = "fedlsg.gradients."
 """The pass itself: forwards that it replaces, which hold what it collects."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """What a model and a loss hold. ``undo`` makes them hold it again, as often as one likes, and
+    says whether they had changed; ``generators``: those among it.
+
+    ``used`` are kept alive: by their identities a snapshot is found again.
+    """
+
+    used: tuple[object, ...]
+    undo: Callable[[], bool]
+    generators: list[Any]
+
+
+class _Passes(threading.local):
+    """Snapshots of the passes that this thread runs without a break; None: each takes its own."""
+
+    kept: dict[Hashable, Snapshot] | None = None
+
+
+_passes = _Passes()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Inside, passes follow each other, no code of a user runs between them, and nothing moves
+    weights.
+
+    After a pass all is as it was before it. So the next pass with the same model and loss needs no
+    snapshot of its own: that of the first one holds until the end of the context. Not for a pass
+    inside of another one: what the outer one wrote by then differs from pass to pass.
+    """
+    before, _passes.kept = _passes.kept, {}
+    try:
+        yield
+    finally:
+        _passes.kept = before
+
+
 @contextmanager
 def forgetting(
     *used: object, parameters: bool = True, together: bool = False
@@ -53,6 +93,34 @@ def forgetting(
     ``together``: all examples of a pass run at once; raises SharedDrawError after code that drew
     numbers by python or numpy, or by a generator that it keeps: these are the same for all.
     """
+    kept, _passes.kept = _passes.kept, None
+    key = (*map(id, used), parameters)
+    try:
+        snapshot = (kept or {}).get(key) or _snapshot(used, parameters)
+
+        def put_all_back() -> bool:
+            changed = snapshot.undo()
+            seed()  # whatever state a generator was given, it is gone
+            return changed
+
+        with _secret_draws(snapshot.generators) as seed:
+            before = _states(snapshot.generators) if together else ()
+            try:
+                yield put_all_back
+            finally:
+                after = _states(snapshot.generators) if together else ()
+                snapshot.undo()
+            if before != after:
+                raise SharedDrawError(
+                    "random draws by python or numpy would be the same for all examples of a pass"
+                )
+        if kept is not None:
+            kept[key] = snapshot
+    finally:
+        _passes.kept = kept
+
+
+def _snapshot(used: tuple[object, ...], parameters: bool) -> Snapshot:
     modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
     spaces = [space for module in modules for space in (vars(module), *_tables(module))]
     packages = _packages_of(used, modules)
@@ -64,25 +132,11 @@ def forgetting(
         put_back_spaces(spaces),
         put_back(others, packages),
     )
-
-    def put_all_back() -> bool:
-        changed = any([how() for how in undo])
-        seed()  # whatever state a generator was given, it is gone
-        return changed
-
-    with _secret_draws(others) as seed:
-        generators = [thing for thing in others if state_of(thing) is not None]
-        before = _states(generators) if together else ()
-        try:
-            yield put_all_back
-        finally:
-            after = _states(generators) if together else ()
-            for how in undo:
-                how()
-        if before != after:
-            raise SharedDrawError(
-                "random draws by python or numpy would be the same for all examples of a pass"
-            )
+    return Snapshot(
+        used=used,
+        undo=lambda: any([how() for how in undo]),
+        generators=[thing for thing in others if state_of(thing) is not None],
+    )
 
 
 class SharedDrawError(RuntimeError):
@@ -102,12 +156,12 @@ def states_of_python() -> tuple[Any, ...]:
 
 
 @contextmanager
-def _secret_draws(things: list[Any]) -> Iterator[Callable[[], None]]:
-    """Seed the generators among these things from torch's own, which each step seeds in secret.
+def _secret_draws(generators: list[Any]) -> Iterator[Callable[[], None]]:
+    """Seed these generators from torch's own, which each step seeds in secret.
 
     Gives a function that does so again.
     """
-    states = [(thing, how) for thing in things if (how := state_of(thing)) is not None]
+    states = [(thing, how) for thing in generators if (how := state_of(thing)) is not None]
 
     def seed() -> None:
         if states:

@@ -16,6 +16,7 @@ from torch import manual_seed
 
 from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.rows import RowDraws, seeds_replaced
+from fedlsg.rows.seeds import SEED_PYTHON, seed_process
 
 ONE, TWO = bytes([1] * 16), bytes([2] * 16)
 STATES = (
@@ -157,6 +158,36 @@ def test_seeds_of_a_users_threads_are_secret_and_those_of_fedlsg_stay_as_they_ar
             assert pool.submit(lambda: default_rng(0).random()).result() != known
             assert pool.submit(public_generator, 0, "test").result().initial_seed() == public
         assert pool.submit(lambda: default_rng(0).random()).result() == known
+
+
+def test_seeds_of_the_process_are_those_of_the_public_functions():
+    seed, numbers = 2**62 + 12345, (torch_rand, random.random, np.random.rand)
+    manual_seed(seed), random.seed(seed), np.random.seed(seed & 0xFFFFFFFF)
+    before = drawn(*numbers)
+    seed_process(seed)
+    assert drawn(*numbers) == before
+
+
+def test_no_normal_number_of_the_row_before_is_left():
+    """Generators make normal numbers in pairs, and keep the second one."""
+    ways = [lambda: random.gauss(0, 1), np.random.standard_normal, lambda: float(torch.randn(()))]
+    draws = RowDraws()
+    with draws.making():
+        for way in ways:
+            draws.begin(ONE)
+            first = way()
+            draws.begin(TWO)
+            draws.begin(ONE)
+            assert way() == first
+        draws.begin(ONE)
+        random.gauss(0, 1)
+        SEED_PYTHON(random._inst, 0)
+        assert random._inst.gauss_next is not None, "negative control: a seed alone leaves it"
+
+
+def test_keys_of_many_rows_are_those_of_one_after_the_other():
+    one, many = (RowDraws(reproducible_stream(0, "rows")) for _ in range(2))
+    assert [one.next_key() for _ in range(5)] == many.next_keys(2) + many.next_keys(3)
 
 
 def test_rows_have_keys_of_their_own_and_a_stream_repeats_them():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlsg.randomness import reproducible_stream
-from fedlsg.rows import OneByOne, Padding, one_by_one
+from fedlsg.rows import OneByOne, Padding, one_by_one, padding
 from fedlsg.rows.one_by_one import same_row
 
 CPU = torch.device("cpu")
@@ -48,6 +48,30 @@ def test_one_buffer_may_serve_all_rows(of, monkeypatch):
     assert read() == [2, 2, 2], "negative control: without a copy all rows are the last one"
 
 
+@pytest.mark.parametrize("length", [5, 8])
+def test_one_buffer_may_serve_all_padded_rows(length, monkeypatch):
+    """Also one that has the padded length already."""
+    buffer, labels = torch.zeros(length), torch.zeros(2)
+
+    def read():
+        rows = batch(
+            lambda place: ({"x": buffer.fill_(place)}, labels.fill_(place)),
+            padding=Padding(inputs=0),
+        )
+        inputs, targets = rows(torch.arange(3))
+        return inputs["x"][:, 0].tolist(), targets[:, 0].tolist()
+
+    assert read() == ([0, 1, 2], [0, 1, 2])
+    monkeypatch.setattr(padding, "in_own_memory", lambda part: part)
+    monkeypatch.setattr(torch, "constant_pad_nd", lambda value, *given: value)
+    assert read() == ([2] * 3, [2] * 3), "negative control"
+
+
+def test_a_position_may_come_twice():
+    made, _ = batch(lambda place: (torch.tensor([place]), 0))(torch.tensor([1, 2, 1]))
+    assert made.flatten().tolist() == [1, 2, 1]
+
+
 class Centred(torch.Tensor):
     """Sees the batch in each function that it is given to."""
 
@@ -61,8 +85,9 @@ def test_rows_are_plain_tensors():
     def make(place):
         return torch.tensor([float(place)]).as_subclass(Centred), place
 
-    inputs, _ = batch(make)(torch.arange(3))
-    assert type(inputs) is torch.Tensor
+    for way in (None, Padding(inputs=0)):
+        inputs, _ = batch(make, padding=way)(torch.arange(3))
+        assert type(inputs) is torch.Tensor
     assert type(torch.stack([make(place)[0] for place in range(3)])) is Centred, "negative control"
 
 
