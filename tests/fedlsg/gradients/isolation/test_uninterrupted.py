@@ -115,7 +115,9 @@ def test_passes_of_many_shapes_read_no_trace_of_each_other(planted, monkeypatch)
     taken = snapshots(monkeypatch)
     if planted:
         monkeypatch.setattr(
-            state, "_snapshot", lambda *given: state.Snapshot(undo=lambda: False, generators=[])
+            state,
+            "_snapshot",
+            lambda *given: state.Snapshot(used=given, undo=lambda: False, generators=[]),
         )
 
     def batch(positions):
