@@ -198,6 +198,11 @@ def declared_by(name: str) -> dict[str, Declared]:
     return declared(_build(name), without=("mechanism", "server"))
 
 
+def is_users(name: str) -> bool:
+    """Whether the recipe is not one of fedlsg's."""
+    return name not in _own()
+
+
 def own_settings(name: str) -> frozenset[str]:
     """Names of the settings that this recipe's own function takes."""
     return frozenset(declared_by(name))
@@ -292,6 +297,7 @@ __all__ = [
     "forget",
     "give",
     "given",
+    "is_users",
     "names",
     "own_settings",
     "recipe",

@@ -29,6 +29,7 @@ from fedlsg.gradients import check_initialized
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws
 from fedlsg.rows import seeds_replaced
+from fedlsg.simulations import workloads
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
@@ -243,10 +244,27 @@ def tuned_settings(settings: Settings, workload: LoadedWorkload) -> dict[str, An
     """The workload's preset for the method, in which a linear head on features has no rates, unless
     the settings give one.
     """
-    tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
+    tuned = preset_of(workload.name, settings.method, workload.defaults, workload.method_defaults)
     if _is_linear_head(settings, workload) and _leaves_rates_open(values_of(settings)):
         return {name: value for name, value in tuned.items() if name not in (*RULED, *BESIDE_RATES)}
     return tuned
+
+
+def preset_of(
+    workload: str,
+    method: str,
+    defaults: Mapping[str, Any],
+    of_methods: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The preset of a workload for a method.
+
+    Presets of fedlsg's workloads were made for its methods: a recipe of a user's own keeps the
+    defaults that it declares.
+    """
+    theirs = strategies.is_users(method) and workload in workloads.names()
+    kept = strategies.own_settings(method) if theirs else ()
+    common = {name: value for name, value in defaults.items() if name not in kept}
+    return common | dict(of_methods.get(method, {}))
 
 
 def fill_auto(

@@ -7,6 +7,7 @@ from typing import Any
 from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.pages.page import Section, Text, facts_of
+from fedlsg.simulations.settings.automatic import preset_of
 from fedlsg.simulations.settings.resolve import FALLBACK, GRID
 from fedlsg.simulations.settings.settings import all_settings
 from fedlsg.simulations.settings.show_settings import by_group, text_of
@@ -90,10 +91,12 @@ def defaults(workload: str, method: str) -> dict[str, Any]:
         usual |= {name: setting.default for name, setting in strategies.declared_by(method).items()}
         usual |= {"mechanism": strategies.default_mechanism(method)}
     try:
-        common, own = workloads.presets(workload)
+        common, of_methods = workloads.presets(workload)
     except (ValueError, OSError, ImportError):
         return usual
-    return {**usual, **common, **own.get(method, {})}
+    if method not in strategies.names():
+        return {**usual, **common, **of_methods.get(method, {})}
+    return usual | preset_of(workload, method, common, of_methods)
 
 
 def _same(value: object, usual: object) -> bool:

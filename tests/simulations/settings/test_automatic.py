@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import fedlsg
+from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import (
@@ -284,3 +286,26 @@ def test_loaded_weights_have_a_tenth_of_the_rate_and_the_run_says_so():
     assert LOADED in settings["auto"].split()
     words = rule_line(from_mapping({"workload": NAME, **settings}))
     assert "taken as pretrained" in words
+
+
+def own_recipe(*, rank: int = 32, mechanism, server):
+    """Random carriers, of a user."""
+    carrier = strategies.recipe("rgp-random", rank=rank).carrier
+    return fedlsg.Method(name="mine", carrier=carrier, mechanism=mechanism, server=server)
+
+
+def test_a_preset_was_not_made_for_a_recipe_of_a_users_own():
+    digits, name = workloads.load("digits"), "recipe-with-a-rank-of-its-own"
+    strategies.give(name, own_recipe)
+    try:
+        rank = {
+            "theirs": fill(from_mapping({"method": name}), digits).parameters["rank"],
+            "given": fill(from_mapping({"method": name, "rank": 8}), digits).parameters["rank"],
+            "of fedlsg": fill(from_mapping({"method": "rgp-random"}), digits).parameters["rank"],
+            "with a preset of theirs": filled(
+                {"method": name}, settings={"rank": 2, "learning_rate": 0.5}
+            )["rank"],
+        }
+    finally:
+        strategies.forget(name)
+    assert rank == {"theirs": 32, "given": 8, "of fedlsg": 4, "with a preset of theirs": 2}
