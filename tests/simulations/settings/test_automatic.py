@@ -18,7 +18,7 @@ from fedlsg.simulations.planning.earlier_runs.continuity import (
 )
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.automatic import LOADED, device_of, rule_line
-from fedlsg.simulations.settings.resolve import fill
+from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.text_sets import DEFAULTS
@@ -298,14 +298,12 @@ def test_a_preset_was_not_made_for_a_recipe_of_a_users_own():
     digits, name = workloads.load("digits"), "recipe-with-a-rank-of-its-own"
     strategies.give(name, own_recipe)
     try:
-        rank = {
-            "theirs": fill(from_mapping({"method": name}), digits).parameters["rank"],
-            "given": fill(from_mapping({"method": name, "rank": 8}), digits).parameters["rank"],
-            "of fedlsg": fill(from_mapping({"method": "rgp-random"}), digits).parameters["rank"],
-            "with a preset of theirs": filled(
-                {"method": name}, settings={"rank": 2, "learning_rate": 0.5}
-            )["rank"],
-        }
+        theirs = build_method(fill(from_mapping({"method": name}), digits)).carrier.rank
+        given = build_method(fill(from_mapping({"method": name, "rank": 8}), digits)).carrier.rank
+        fedlsgs = build_method(fill(from_mapping({"method": "rgp-random"}), digits)).carrier.rank
+        of_their_preset = filled({"method": name}, settings={"rank": 2, "learning_rate": 0.5})[
+            "rank"
+        ]
     finally:
         strategies.forget(name)
-    assert rank == {"theirs": 32, "given": 8, "of fedlsg": 4, "with a preset of theirs": 2}
+    assert (theirs, given, fedlsgs, of_their_preset) == (32, 8, 4, 2)
