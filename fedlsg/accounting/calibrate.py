@@ -117,11 +117,9 @@ def _calibrated(
 ) -> float:
     """The search of ``calibrate_noise_multiplier``, without the witness."""
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, steps, log_ratio = (
-        checked_sample_rate(sample_rate),
-        checked_steps(steps),
-        checked_log_ratio(log_ratio),
-    )
+    q = checked_sample_rate(sample_rate)
+    steps = checked_steps(steps)
+    log_ratio = checked_log_ratio(log_ratio)
 
     def events(sigma: float) -> list[Event]:
         return [

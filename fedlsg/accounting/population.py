@@ -128,10 +128,8 @@ def _raised_spread(
     spread_of_all = _spread(
         merged, delta, accountants, [1] * len(merged) if counts is None else counts
     )
-    largest, median = (
-        raised(spread_of_all.largest, log_ratio),
-        raised(spread_of_all.median, log_ratio),
-    )
+    largest = raised(spread_of_all.largest, log_ratio)
+    median = raised(spread_of_all.median, log_ratio)
     return Spread(largest=largest, median=median, worst=spread_of_all.worst)
 
 

@@ -248,10 +248,8 @@ def adam(
         gradient = gradient.sign() if signed else gradient
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient.square()
-        mean, scale = (
-            first / (1 - BETA1 ** (step + 1)),
-            (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON,
-        )
+        mean = first / (1 - BETA1 ** (step + 1))
+        scale = (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
         share, late = step / evaluations, spent()
         if late > share + LATE:
             share = late

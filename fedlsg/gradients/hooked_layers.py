@@ -134,10 +134,8 @@ class Layer:
     narrows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        parameters, c = (
-            self.module._parameters,
-            self.carried,
-        )  # get_parameter takes 20 times as long
+        parameters = self.module._parameters  # get_parameter takes 20 times as long
+        c = self.carried
         self.is_norm = isinstance(self.formulas, NormGradients)
         self.types = {name: p.dtype for name, p in parameters.items() if p is not None}
         self.parameters, self.from_input, self.from_inner = (), None, False

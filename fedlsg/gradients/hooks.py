@@ -284,11 +284,9 @@ class Pass:
         again, node = self.rematerialization.of(x) if keeps_inputs else None, output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
             if axis != 0:
-                x, output, node = (
-                    examples_first(x, axis, self.batch),
-                    examples_first(output, axis, self.batch),
-                    None,
-                )
+                x = examples_first(x, axis, self.batch)
+                output = examples_first(output, axis, self.batch)
+                node = None
             given = x = x.detach()
             x = x if same else x.to(layer.dtype)
             memory = remember(layer, x, again)

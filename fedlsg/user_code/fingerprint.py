@@ -270,11 +270,9 @@ class Followed:
         )
         changes = []
         for path, module in self._model.named_modules():
-            name, first, second = (
-                f"{path or 'the model'} ({type(module).__name__})",
-                old.get(id(module)),
-                new[id(module)],
-            )
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            first = old.get(id(module))
+            second = new[id(module)]
             if first is None:
                 changes.append(f"{name} is new")
             elif first != second:

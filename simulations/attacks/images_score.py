@@ -211,10 +211,8 @@ def scored(
     by the truth.
     """
     low, high = prior.bounds
-    truth, images = (
-        truth.double(),
-        guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)],
-    )
+    truth = truth.double()
+    images = guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)]
     expected = prior.expected(
         len(images), None if guess.labels is None else guess.labels[: len(images)].cpu()
     )

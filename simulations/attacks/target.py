@@ -61,10 +61,8 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        batches, seconds = (
-            (1,) if self.batches is None else self.batches,
-            1.0 if self.seconds is None else self.seconds,
-        )
+        batches = (1,) if self.batches is None else self.batches
+        seconds = 1.0 if self.seconds is None else self.seconds
         if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
             raise ValueError(
                 f"expected --batch {','.join(map(str, batches))} of 1 or more, --images "
@@ -166,10 +164,8 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
         )
     if not targets:
         assert options.batches is not None
-        wanted, there = (
-            " or ".join(map(str, options.batches)),
-            ", ".join(map(str, sorted(set(sizes.values())))),
-        )
+        wanted = " or ".join(map(str, options.batches))
+        there = ", ".join(map(str, sorted(set(sizes.values()))))
         raise ValueError(
             f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
             f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"

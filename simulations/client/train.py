@@ -265,10 +265,8 @@ def train_round(
     drawn ahead.
     """
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
-    secret, entry = (
-        takes_part_in_secret(base),
-        entry_of(account, plan, num_examples, reproducible=s.reproducible),
-    )
+    secret = takes_part_in_secret(base)
+    entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)

@@ -285,10 +285,8 @@ def probe_moments(
     """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis``
     makes them.
     """
-    model, generator = (
-        deepcopy(subject.model).eval(),
-        public_generator(subject.state.seed, "probe", round),
-    )
+    model = deepcopy(subject.model).eval()
+    generator = public_generator(subject.state.seed, "probe", round)
     inputs, targets = source.batch(model, PROBES, trained=round > 1, generator=generator)
     return second_moments(model, source.loss, inputs, targets, names)
 

@@ -72,10 +72,8 @@ def resnet50(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
 
 def _stem(channels: int, stem: Stem) -> "OrderedDict[str, nn.Module]":
     if stem == "imagenet":
-        conv, pool = (
-            nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
-            [nn.MaxPool2d(3, stride=2, padding=1)],
-        )
+        conv = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        pool = [nn.MaxPool2d(3, stride=2, padding=1)]
     else:
         conv, pool = nn.Conv2d(channels, 64, 3, padding=1, bias=False), []
     return OrderedDict(stem=nn.Sequential(conv, nn.GroupNorm(GROUPS, 64), nn.ReLU(), *pool))

@@ -143,10 +143,8 @@ def recorded(run: Path) -> dict[str, Any]:
     """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
     if not (run / RECORD).exists():
         return {}
-    record, otherwise = (
-        unseal(run / RECORD, otherwise=RESTORE),
-        f"{run / RECORD} is damaged: {RESTORE}",
-    )
+    record = unseal(run / RECORD, otherwise=RESTORE)
+    otherwise = f"{run / RECORD} is damaged: {RESTORE}"
     if not all(isinstance(record.get(part), dict) for part in ("own_code", "files")):
         raise DamagedError(otherwise)
     return record

@@ -74,11 +74,9 @@ class Fitted:
     """
 
     def __init__(self, inputs: Stored, stored: Pixels, wanted: Pixels) -> None:
-        self._inputs, self._stored, self._wanted = (
-            inputs,
-            stored,
-            replace(wanted, prepare=as_stored),
-        )
+        self._inputs = inputs
+        self._stored = stored
+        self._wanted = replace(wanted, prepare=as_stored)
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -254,10 +252,8 @@ def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
     """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may
     have any length.
     """
-    offered, wanted = (
-        forms(inputs),
-        forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]),
-    )
+    offered = forms(inputs)
+    wanted = forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
     if offered != wanted:
         raise ValueError(
             f"{given} gives inputs {offered}, and the model of {workload.name} takes {wanted}"

@@ -323,10 +323,8 @@ def length(
         norm = float(np.linalg.norm(direction))
         if norm and len(part):
             reach = units * sample_rate * sum(weights)
-            moved, spread = (
-                float((part @ direction).mean()) / norm / sensitivity / reach,
-                noise**2 / reach**2,
-            )
+            moved = float((part @ direction).mean()) / norm / sensitivity / reach
+            spread = noise**2 / reach**2
             spread /= len(part)
             lengths.append(
                 (

@@ -90,10 +90,8 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
     v = None if g is None else layer.outer(g)
     if g is None or v is None or bool(v.isnan().all()):
         x, residual = direction(layer.right)
-        x, note = (
-            fit_range(x, prior),
-            "direction from the gradient, sign and scale from the prior's range",
-        )
+        x = fit_range(x, prior)
+        note = "direction from the gradient, sign and scale from the prior's range"
         return Guess(
             inputs=x.reshape(1, *prior.shape), objective=residual, scale_open=True, note=note
         )

@@ -199,10 +199,8 @@ class Probe(Carrier):
         """Rests are clipped to their share: to the same norm after this weight."""
         if self.form is not EMBEDDING:
             return blocks, None
-        share, norm = (
-            self.residual_clip,
-            mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None,
-        )
+        share = self.residual_clip
+        norm = mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None
         return tuple(
             replace(b, weight=b.weight / share) if b.part == "rest" else b for b in blocks
         ), norm

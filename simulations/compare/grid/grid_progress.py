@@ -96,11 +96,9 @@ class GridDisplay:
         for cell in cells:
             result = self._look(cell)
             if result is not None and result.rows:
-                one, rounds, done = (
-                    self.tasks[cell.name],
-                    int(result.settings["rounds"]),
-                    len(result.rows),
-                )
+                one = self.tasks[cell.name]
+                rounds = int(result.settings["rounds"])
+                done = len(result.rows)
                 one.share = done / rounds
                 self._time(cell, result)
                 left = reached(result)

@@ -295,10 +295,8 @@ class HubImages:
             ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
             OSError: the cache folder cannot be written.
         """
-        options, used = (
-            request.options,
-            ("dataset", "subset", "input_columns", "label_column", "test_split", *IMAGES),
-        )
+        options = request.options
+        used = ("dataset", "subset", "input_columns", "label_column", "test_split", *IMAGES)
         refuse_unused(options, workload="hf-image", used=used)
         if options.dataset is None:
             raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")

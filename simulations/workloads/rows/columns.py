@@ -67,10 +67,8 @@ class Table:
         indexes: list[str] = []
         published: dict[str, tuple[str, ...]] = {}
         if hasattr(data, "iloc"):
-            names, values = (
-                list(data.columns),
-                [_of_pandas(data.iloc[:, place]) for place in range(data.shape[1])],
-            )
+            names = list(data.columns)
+            values = [_of_pandas(data.iloc[:, place]) for place in range(data.shape[1])]
         else:
             data, published = _as_arrow(data)
             names, values = data.column_names, list(data.columns)

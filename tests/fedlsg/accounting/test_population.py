@@ -147,10 +147,8 @@ def test_equal_clients_may_be_counted(number):
     different = list(dict.fromkeys(clients))
     counts = [clients.count(one) for one in different]
     for compute in (displayed, partial(spread, accountants=("pld",))):
-        whole, counted = (
-            compute(clients, delta=DELTA),
-            compute(different, delta=DELTA, counts=counts),
-        )
+        whole = compute(clients, delta=DELTA)
+        counted = compute(different, delta=DELTA, counts=counts)
         assert (whole.largest, whole.median) == (counted.largest, counted.median)
         assert clients[whole.worst] == different[counted.worst]
     if len(different) > 2:

@@ -105,10 +105,8 @@ def truncated(values, client, round):
 
 def other_dither(values, client, round):
     """Planted: the receiver takes off another client's dither."""
-    levels, wrong = (
-        dither(client).draw(round, len(values)),
-        dither(client + 1).draw(round, len(values)),
-    )
+    levels = dither(client).draw(round, len(values))
+    wrong = dither(client + 1).draw(round, len(values))
     return dequantize(quantize(values.numpy(), WIDTH, levels), WIDTH, wrong)
 
 
