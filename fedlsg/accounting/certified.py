@@ -79,15 +79,13 @@ def compose(
     """Epsilon at ``delta`` of all events on the same examples; their order does not matter.
 
     Guarantee: the true epsilon is not above ``upper``, a bound that holds with its own rounding. It
-    is at most .1 %
-    above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness``
-    is "prv" if prv-accountant answered and its interval allows ``upper``, else "unwitnessed";
-    ``failures`` says why.
+    is at most .1 % above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7
+    steps. ``witness`` is "prv" if prv-accountant answered and its interval allows ``upper``, else
+    "unwitnessed"; ``failures`` says why.
     No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a
-    progress display;
-    the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma)
-    have no witness, more than ``MOST_SETTINGS`` are merged to fewer that lose more
-    (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
+    progress display; the reported number takes both. Cost is bounded: more than ``WITNESSED``
+    different (q, sigma) have no witness, more than ``MOST_SETTINGS`` are merged to fewer that lose
+    more (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2
     Lambda is added to every ``estimate`` and ``upper``. ``lower`` is then what they say of the

@@ -108,8 +108,7 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     ``MOST_NOISE`` down.
 
     Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first.
-    AccountingError for full
-    batches almost without noise: an epsilon above 10^11.
+    AccountingError for full batches almost without noise: an epsilon above 10^11.
     """
     events = check_plain(events)
     counts: dict[tuple[float, float], int] = defaultdict(int)

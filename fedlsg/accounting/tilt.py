@@ -134,8 +134,9 @@ class TiltedGrid:
     """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in
     widths.
 
-    ``above``: an upper bound of P(S > the window). ``chernoff``: (t, log E[e^(t S)] or more) with t
-    > theta, for the bound of what aliasing adds to delta.
+    ``above``: an upper bound of P(S > the window).
+    ``chernoff``: (t, log E[e^(t S)] or more) with t > theta, for the bound of what aliasing adds to
+        delta.
     """
 
     theta: float

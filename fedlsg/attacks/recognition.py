@@ -61,8 +61,9 @@ LEAKS: tuple[Verdict, Verdict] = ("recovered", "recognisable")
 class Recognition:
     """The verdict on one original.
 
-    similarity: to the guess that is nearest to it. rival: of the public example that is nearest to
-    any guess. p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
+    similarity: to the guess that is nearest to it.
+    rival: of the public example that is nearest to any guess.
+    p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
     """
 
     similarity: float
@@ -127,8 +128,9 @@ def recognise(
 class ImagePool:
     """Public images of one class, by what each has beyond the blind guess of the class.
 
-    rows: those of ``beyond`` that are in the pool; None: all. pairs: synthetic images come after
-    them, each the difference of two rows of ``beyond`` over sqrt(2), which has the same covariance.
+    rows: those of ``beyond`` that are in the pool; None: all.
+    pairs: synthetic images come after them, each the difference of two rows of ``beyond`` over
+        sqrt(2), which has the same covariance.
 
     Guarantee: next to ``beyond`` it takes the memory of about ``BLOCK`` numbers, however many
     synthetic images there are: all sums go over a few pixels at a time.

@@ -40,9 +40,9 @@ class TextMatching(Search):
     """A matching attack on texts.
 
     evaluations: steps of Adam on free embeddings before; the first restart, from the given start,
-    has none of them.
-    proposals: replacements tried at each gradient, over all positions. rounds: gradients at most, a
-    restart.
+        has none of them.
+    proposals: replacements tried at each gradient, over all positions.
+    rounds: gradients at most, a restart.
     """
 
     distance: DistanceName = "cosine"

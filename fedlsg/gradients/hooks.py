@@ -120,8 +120,8 @@ class Pass:
     not reached.
 
     What several calls of a layer give is added: the clip then sees one gradient of the example.
-    ``called``: calls by path. ``shared``: inputs of layers that are about to be called without the
-    batch.
+    ``called``: calls by path.
+    ``shared``: inputs of layers that are about to be called without the batch.
     ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
     """
 

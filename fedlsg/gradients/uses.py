@@ -55,10 +55,11 @@ class Uses:
     """All uses in one pass.
 
     ``constant``: memory of buffers and frozen weights, which belong to no example. ``copies`` are
-    the values that were copied, each with its place in the pass' list of leaves and the axis of the
-    copies; ``found`` values with their gradients. ``reads``: how often each table was read.
+        the values that were copied, each with its place in the pass' list of leaves and the axis of
+        the copies; ``found`` values with their gradients.
+    ``reads``: how often each table was read.
     ``flat``: lengths of first dimensions in which layers of the pass have several positions of each
-    example, one after another (``survey``).
+        example, one after another (``survey``).
     """
 
     step: Graph

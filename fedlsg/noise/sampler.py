@@ -187,8 +187,8 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
     can be off.
 
     |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the
-        bits of x that are
-    cut off. A node is less than 2 units too low, the product with the slope less than 1.
+    bits of x that are cut off. A node is less than 2 units too low, the product with the slope less
+    than 1.
     """
     exponent = (
         (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
@@ -282,7 +282,8 @@ def in_threads(count: int, work: Callable[..., T], *each: Iterable[Any]) -> list
 class Draft(NamedTuple):
     """Samples of a block before any centre is known: ``k`` is final but at ``places``.
 
-    ``cells``: of the points at these places. ``stream``: gives all further bits of the block.
+    ``cells``: of the points at these places.
+    ``stream``: gives all further bits of the block.
     """
 
     k: Int16[np.ndarray, " count"]

@@ -38,13 +38,13 @@ def clipped_sum(
     flat vector.
 
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the
-    rounding of the
-    sum itself): factors come from float64 norms of the very numbers that are summed and are rounded
-    down. An example with a non-finite coordinate or norm contributes exactly zero. An empty batch
-    gives zeros. A caller's autocast is switched off for the products: it would round more than the
-    clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms are upper
-    bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``. The
-    factors are the same in both, so an example adds the same whether it has many neighbours or few.
+    rounding of the sum itself): factors come from float64 norms of the very numbers that are summed
+    and are rounded down. An example with a non-finite coordinate or norm contributes exactly zero.
+    An empty batch gives zeros. A caller's autocast is switched off for the products: it would round
+    more than the clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms
+    are upper bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``.
+    The factors are the same in both, so an example adds the same whether it has many neighbours or
+    few.
     ``shuffled``: the public number of rows of a microbatch, by the caller's word that its rows are
     in a uniformly random secret order; 0: they are not. A sum on a GPU then reads them once
     (``device_sums``), and clips to C less what its rounding may add.

@@ -85,8 +85,9 @@ class Totals:
     """What the first ``count`` entries amount to. In a long run it is extended, and not made again
     in every step: a step costs the same, however many rounds there were.
 
-    ``spent``: steps and Lambda of mechanism "dp", by q and noise; ``private``: whether every entry
-    is of mechanism "dp"; ``secret``: whether the noise of each is.
+    ``spent``: steps and Lambda of mechanism "dp", by q and noise.
+    ``private``: whether every entry is of mechanism "dp".
+    ``secret``: whether the noise of each is.
     Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise
     in each epoch that was begun. An example is in one batch of an epoch, so an epoch counts as one
     release.

@@ -46,10 +46,9 @@ class Client:
     """One client's side of an attempt under ``terms``.
 
     ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or
-    ``reproducible_root``, not
-    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``agree``, ``unmask``.
-    After ``unmask`` all secrets are forgotten; the answers are kept. Refuses to be pickled;
-    ``export`` writes it for the client's own store.
+    ``reproducible_root``, not private). Order of calls: ``keys``, ``shares``, ``accept``,
+    ``masked``, ``agree``, ``unmask``. After ``unmask`` all secrets are forgotten; the answers are
+    kept. Refuses to be pickled; ``export`` writes it for the client's own store.
     """
 
     def __init__(self, terms: Terms, client: int, root: bytes) -> None:

@@ -95,10 +95,10 @@ class AdaptiveClip:
 class ServerNoise:
     """What a server needs to add the noise of client-level privacy.
 
-    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass,
-    None without one.
-    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT
-    PRIVATE.
+    ``ledger``: of ``SERVER``, for all clients.
+    ``budget``: (epsilon, delta) that it must not pass, None without one.
+    ``stream``: secret draws by purpose and round.
+    ``reproducible``: they come from the seed, NOT PRIVATE.
     """
 
     ledger: ClientCharges | Ledger
@@ -124,8 +124,7 @@ def client_update(
     payload.
 
     ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here.
-    ``add`` takes the place
-    of ``add_noise``: noise on a grid, under a secure sum.
+    ``add`` takes the place of ``add_noise``: noise on a grid, under a secure sum.
     """
     plain = replace(mechanism, kind="none")
     values = client_step(
@@ -178,13 +177,13 @@ def release_round(
     of the next round.
 
     ``updates``: what arrived, in client order, as ``clipped_update`` takes it.
-    ``mechanism.noise_multiplier`` is z, of
-    all that is returned: with ``adaptive`` the sum gets z_sum.
+    ``mechanism.noise_multiplier``: z, of all that is returned. With ``adaptive`` the sum gets
+        z_sum.
+
     Guarantee: one client moves the sum by at most ``mechanism.sensitivity`` in L2. The clip is
-    here, on what was
-    received: a codec may have rounded an update to a larger norm, and no client needs to be
-    believed. No update at all
-    is a sum as well, of noise alone: to skip it would show that nobody took part.
+    here, on what was received: a codec may have rounded an update to a larger norm, and no client
+    needs to be believed. No update at all is a sum as well, of noise alone: to skip it would show
+    that nobody took part.
     """
     total, within = torch.zeros(frame.kept, dtype=torch.float64), 0
     for received in updates:

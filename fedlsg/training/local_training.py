@@ -9,8 +9,7 @@ neighbours by up to 1 % of C each. A single row has another kernel than several 
 too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C (ResNet-34). These
 are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
 wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``.
-So do carriers that can do the same,
-by ``Frame.one_shape``. Therefore:
+So do carriers that can do the same, by ``Frame.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of
                 one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its
@@ -57,18 +56,23 @@ Positive = Annotated[float, Setting(above=0, below=math.inf)]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD
-    with momentum.
+    """A client's local optimizer: SGD with momentum.
 
-    For those the accumulated carriers carry the local change of W exactly. ``learning_rate``
-    matters from the second local step on. ``expected_batch``: B = q N with the declared mean N of
-    all clients. ``own_batch``: q_k N_k of one client, B where None. It divides the client's local
-    steps, and neither is ever a realised size. ``proximal`` is mu of FedProx (Li et al. 2020, Eq.
-    2): local steps descend on the loss + mu/2 |W - W_t|^2. A batch function gives ``multiplicity``
-    augmented copies of each example, one after the other, whose gradients are averaged before the
-    clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
+    Only optimizers that are linear in the gradient are offered: the accumulated carriers then carry
+    the local change of W exactly.
+
+    ``learning_rate``: it matters from the second local step on.
+    ``expected_batch``: B = q N with the declared mean N of all clients.
+    ``own_batch``: q_k N_k of one client, B where None. It divides the client's local steps. Neither
+        batch is ever a realised size.
+    ``multiplicity``: a batch function gives so many augmented copies of each example, one after the
+        other, whose gradients are averaged before the clip (De et al. 2022): the unit stays the
+        example.
+    ``proximal``: mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss
+        + mu/2 |W - W_t|^2.
+    ``precision``: the precision.
     ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of
-    ``sample_rate``.
+        ``sample_rate``.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     ``isolation``: the level at which passes run the code of users (``gradients.isolation``).
     """
@@ -146,8 +150,8 @@ class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
     ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples
-    join which batch, by chance or as they come. ``persons``: who is drawn and clipped in place of
-    examples; ``num_examples`` counts them.
+        join which batch, by chance or as they come.
+    ``persons``: who is drawn and clipped in place of examples; ``num_examples`` counts them.
     """
 
     model: nn.Module

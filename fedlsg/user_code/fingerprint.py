@@ -54,8 +54,9 @@ class Watching(partial[Any]):
 class Fingerprint:
     """Equal for equal structure of the same objects, while these live; see the module docstring.
 
-    parts: the modules, parameters and forwards whose ids are in ``structure``. held: the other
-    objects whose ids are in it. A caller that keeps both compares no id of an object that is gone.
+    parts: the modules, parameters and forwards whose ids are in ``structure``.
+    held: the other objects whose ids are in it. A caller that keeps both compares no id of an
+        object that is gone.
     """
 
     structure: tuple[tuple[Any, ...], ...]

@@ -8,9 +8,9 @@ stops at code of libraries, and at what lives outside of a pass (``NOT_WALKED``,
 Put back are attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
 functions (closures, defaults, code), cells, memory that C code exports, and global variables;
 caches of functions are emptied but for what is in one without a limit; random generators go on, and
-``isolation.state`` seeds them in secret. Not
-put back: the place of an iterator, objects that compiled code keeps, what runs when an object in a
-cycle is freed, and what is outside of Python's objects (files, environment, context variables).
+``isolation.state`` seeds them in secret. Not put back: the place of an iterator, objects that
+compiled code keeps, what runs when an object in a cycle is freed, and what is outside of Python's
+objects (files, environment, context variables).
 """
 
 import ctypes

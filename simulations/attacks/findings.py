@@ -121,17 +121,22 @@ class Outcome(ABC):
     """One attack over all updates of one run and batch size; images and texts add their figures and
     words.
 
-    blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None
-    for fewer than ``FEWEST_OF_MEAN``. examples: how many were attacked. recognised: how many are
-    the nearest to their originals; recovered: of these, how many are all but them.
+    blind: mean of the blind guess.
+    mean_gain: of the attack over it.
+    gain: with its interval, None for fewer than ``FEWEST_OF_MEAN``.
+    examples: how many were attacked.
+    recognised: how many are the nearest to their originals.
+    recovered: of these, how many are all but them.
     unexplained: by update, the share that its guess leaves open; empty for attacks that do not
-    search.
+        search.
 
-    columns: of tables, between the attack and its seconds; ``note``: what they mean. granted:
-    assumptions in addition
-    to those of the threat model. limits: what a reader should know about the numbers. unit, scale:
-    of a gain in
-    figures. things, thing: what leaks, and one of them. nothing: said where none is recovered.
+    columns: of tables, between the attack and its seconds.
+    ``note``: what they mean.
+    granted: assumptions in addition to those of the threat model.
+    limits: what a reader should know about the numbers.
+    unit, scale: of a gain in figures.
+    things, thing: what leaks, and one of them.
+    nothing: said where none is recovered.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -203,10 +208,10 @@ class Best:
     """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's
     settings.
 
-    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0
-    without noise. low and
-    high: ends of the 95 % interval over what was attacked; None for few of it. strength: as
-    ``Outcome.strength``.
+    sparsity: None for a method without one.
+    sigma: noise over sensitivity of what was seen, 0 without noise.
+    low and high: ends of the 95 % interval over what was attacked; None for few of it.
+    strength: as ``Outcome.strength``.
     """
 
     method: str
@@ -242,9 +247,10 @@ def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -
 class Update:
     """The verdict on each example of one update, over all attacks.
 
-    unexplained: the least share that a search leaves open; None where none searched. close: how
-    many are undecided because a mixture of public ones is as near (``Recognition.close``). among:
-    how many examples an original is the nearest of, where it is; the fewest.
+    unexplained: the least share that a search leaves open; None where none searched.
+    close: how many are undecided because a mixture of public ones is as near
+        (``Recognition.close``).
+    among: how many examples an original is the nearest of, where it is; the fewest.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -367,11 +373,12 @@ def style_of(row: Any) -> RowKind:
 class Findings:
     """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
 
-    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did
-    not apply, by its
-    name. granted: assumptions in addition to those of the threat model. limits: what a reader
-    should know about the
-    numbers. best: of the strongest attack; None if there is none.
+    facts: what was attacked, by name.
+    shown: recovered images or texts.
+    refused: why an attack did not apply, by its name.
+    granted: assumptions in addition to those of the threat model.
+    limits: what a reader should know about the numbers.
+    best: of the strongest attack; None if there is none.
     """
 
     label: str

@@ -48,7 +48,8 @@ Judge = Callable[[Float[Tensor, "guesses c h w"], float | None], tuple[Recogniti
 class PublicImages:
     """Test images of a workload, which the adversary knows, and others that verdicts compare with.
 
-    others: of the training split. labels, other_labels: None where a class has no test image.
+    others: of the training split.
+    labels, other_labels: None where a class has no test image.
     """
 
     images: Float[Tensor, "public c h w"]
@@ -180,8 +181,8 @@ def value_range(
 class Scored(Score):
     """One attack on one update; images are paired with the true ones, in their order.
 
-    images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an
-    image, decibels for the first and the last.
+    images: (B, C, h, w) of the guess, NaN where it knows nothing.
+    psnr, ssim, blind: one number an image, decibels for the first and the last.
     """
 
     images: Float[Tensor, "batch c h w"]
@@ -316,8 +317,8 @@ class ClassifierLeak:
     granted; by_chance: how many as many labels drawn at random would be.
 
     features: mean cosine between the recovered and the true inputs of the classifier over
-    ``singles`` updates of one example; None if there is none. cosine_of_expected: the same for the
-    prior's expected input: the blind baseline.
+        ``singles`` updates of one example; None if there is none.
+    cosine_of_expected: the same for the prior's expected input: the blind baseline.
     """
 
     labels: int

@@ -44,11 +44,11 @@ LARGE_BATCH = 8
 class Options:
     """How a run is attacked.
 
-    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples:
-    about how many of
-    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive
-    forms if ``naive``.
-    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points.
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded.
+    examples: about how many of each size, or in all.
+    attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``.
+    seed: of the starting points.
     device: of the matching attacks; closed forms are computed on the CPU.
     """
 
@@ -307,8 +307,9 @@ class Reading:
 class Results:
     """Results of one run: by target the blind guess, and the score of each attack.
 
-    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for
-    an example that is clipped, by the closed form; None without noise and for several local steps.
+    refused: why an attack did not apply, by its name.
+    membership: TPR at 1 % FPR of one payload for an example that is clipped, by the closed form;
+        None without noise and for several local steps.
     seconds: of one attempt, at most.
     """
 

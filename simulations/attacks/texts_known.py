@@ -31,8 +31,10 @@ Judge = Callable[[Bags, float | None], tuple[Recognition, ...]]
 class TextPublic:
     """What is known of a workload's texts beforehand.
 
-    tokenizer: the model's own. ignored: padding, begin, end: they count on neither side. counts:
-    copies of each token in each public text, which the blind guess and the prior are made of.
+    tokenizer: the model's own.
+    ignored: padding, begin, end: they count on neither side.
+    counts: copies of each token in each public text, which the blind guess and the prior are made
+        of.
     """
 
     tokenizer: Any

@@ -115,8 +115,8 @@ class Process:
     """State of one process between messages: public data structures only, no client's state.
 
     The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
-    ``draws_numbers``: it was seen to draw, as dropout does. ``followed``: the model and the loss
-    between passes; None in a rehearsal.
+    ``draws_numbers``: it was seen to draw, as dropout does.
+    ``followed``: the model and the loss between passes; None in a rehearsal.
     """
 
     base: Base

@@ -63,11 +63,14 @@ State = dict[str, Tensor]
 class RoundTerms:
     """What server and clients agree on in a round; all of it is public.
 
-    method, settings: a recipe's name and its settings. unit: "client", whose whole update the
-    client clips and makes noisy, or "example", whose update private steps made: nothing is added.
-    round of rounds, from 1. seed: of carriers and masks. codec: of the values. digest: of the
-    frame, in hex. trust: "client", each client adds all of the noise, or "secure", a share of it in
-    a sum of ``min_survivors`` clients at least, of which ``colluders`` may read together.
+    method, settings: a recipe's name and its settings.
+    unit: "client", whose whole update the client clips and makes noisy, or "example", whose update
+        private steps made: nothing is added. round of rounds, from 1.
+    seed: of carriers and masks.
+    codec: of the values.
+    digest: of the frame, in hex.
+    trust: "client", each client adds all of the noise, or "secure", a share of it in a sum of
+        ``min_survivors`` clients at least, of which ``colluders`` may read together.
     delta: of the plan of secure sums.
     """
 

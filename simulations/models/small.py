@@ -93,8 +93,8 @@ def small_cnn(
     num_classes; w: width.
 
     For (3, 32, 32) and 10 classes: 127,114 parameters; at width 32: 505,098 parameters. A last
-    feature map of more than
-    4x4 is averaged down to that. ``standardized``: with the convolutions of De et al. 2022.
+    feature map of more than 4x4 is averaged down to that. ``standardized``: with the convolutions
+    of De et al. 2022.
     Raises ValueError for a side below 8 or a width below 1.
     """
     if side < 8:

@@ -43,17 +43,19 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
-    updates: rounds that changed the model. bounds: every accountant's interval for the client with
-    the largest
-    epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise
-    over clip norm.
-    sum_bits: of a value in secure sums. downlink: state of the downlink.
+    updates: rounds that changed the model.
+    bounds: every accountant's interval for the client with the largest epsilon.
+    by_reader: the largest epsilon against each reader for whom there is one.
+    rho: noise over clip norm.
+    sum_bits: of a value in secure sums.
+    downlink: state of the downlink.
     of_mean: what predicting the mean of the test targets reaches; None where that means nothing.
-    by_client: accuracies on parts of the test split like the clients'. clients: the rows of
-    clients.csv.
-    totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what
-    became of them; None
-    without a clock. stopped: why it ended early.
+    by_client: accuracies on parts of the test split like the clients'.
+    clients: the rows of clients.csv.
+    totals: sums of bytes and messages.
+    simulated: time of the simulated clock, and clients by what became of them; None without a
+        clock.
+    stopped: why it ended early.
     """
 
     rounds: int

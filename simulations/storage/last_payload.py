@@ -23,9 +23,9 @@ frame (carriers of another processor). The new payload then starts from the memo
 started from.
 
 Two processes may reply for one client: a late one with the message of an earlier round, or a second
-one with the same
-message. The file that is stored first stays: neither a memory of a later round nor the reply to the
-same request is replaced. The folder is locked from that check to the end of the store (POSIX).
+one with the same message. The file that is stored first stays: neither a memory of a later round
+nor the reply to the same request is replaced. The folder is locked from that check to the end of
+the store (POSIX).
 """
 
 import hashlib

@@ -47,9 +47,10 @@ class Simulated:
 class Times:
     """Where the server's time of a round went.
 
-    ``training_seconds``: until the last reply was there, in which clients train;
-    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``;
-    ``accounting_seconds``: ledgers and epsilon; ``evaluation_seconds``: the test split.
+    ``training_seconds``: until the last reply was there, in which clients train.
+    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``.
+    ``accounting_seconds``: ledgers and epsilon.
+    ``evaluation_seconds``: the test split.
     """
 
     training_seconds: float

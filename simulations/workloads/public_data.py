@@ -3,7 +3,8 @@ workload.
 
 auto          the first of the workload's own: a user's ``probe=`` function, dead leaves for images,
               bags of words
-leaves, pink  synthetic images               tokens   bags of words of the tokenizer's vocabulary
+leaves, pink  synthetic images
+tokens        bags of words of the tokenizer's vocabulary
 data:NAME     a built-in data set, or the path of public data in a form that the workload reads
 FILE.py:NAME  a user's function(count, generator): inputs, or (inputs, targets)
 
@@ -49,10 +50,10 @@ class PublicRows:
     """Rows of a public data set as inputs of a workload; ``draw(count, generator)`` takes some at
     random.
 
-    split: the rows as the workload would store them. given: of images, as they are stored, and how.
-    targets: whether a
-    draw gives the rows' targets too. labelled: False where the labels of ``split`` are zeros that
-    stand for none.
+    split: the rows as the workload would store them.
+    given: of images, as they are stored, and how.
+    targets: whether a draw gives the rows' targets too.
+    labelled: False where the labels of ``split`` are zeros that stand for none.
     """
 
     split: Split

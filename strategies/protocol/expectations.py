@@ -109,7 +109,8 @@ class Uplink:
     """How the values of clients travel to the server: public, so that server, client and readers of
     a record agree.
 
-    ``index_mode``: how payloads say which coordinates they hold. ``seed``: of rounding.
+    ``index_mode``: how payloads say which coordinates they hold.
+    ``seed``: of rounding.
     """
 
     method: Method
@@ -157,10 +158,10 @@ class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
     training.
 
-    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and
-    noise of it come
-    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server
-    adds the noise. ``features``: digest of what inputs become features with.
+    ``sums``: of secure sums; None where the server reads every payload.
+    ``reproducible``: masks and noise of it come from the seed. NOT PRIVATE.
+    ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
+    ``features``: digest of what inputs become features with.
     """
 
     terms: Sequence[ClientTerms]

@@ -69,8 +69,9 @@ class Game:
     """What was seen of one game.
 
     moves: (rounds, k) how far each output went in each direction, over what its units may add on
-    average: at most 1 in the mean. units: n. lengths: (k,) what one unit may add, over the
-    sensitivity.
+        average: at most 1 in the mean.
+    units: n.
+    lengths: (k,) what one unit may add, over the sensitivity.
     elsewhere: the outputs of clients without these units, which share a pass: all noise.
     """
 
@@ -97,8 +98,9 @@ class Round:
     """How a game is played: orthonormal ``directions``, the norms of their units over C, and how
     many units each has.
 
-    on_grid: the directions are of what a secure sum adds up, after the rotation. shared: the units
-    are one client's, in a pass with others. in_order: the units of a direction follow each other.
+    on_grid: the directions are of what a secure sum adds up, after the rotation.
+    shared: the units are one client's, in a pass with others.
+    in_order: the units of a direction follow each other.
     inject: how units come in place of a backward pass.
     """
 

@@ -46,8 +46,11 @@ SMALLEST, LARGEST = 1e-3, 1e6
 class Stated:
     """The threat model and the claim, as a user states them.
 
-    ``clients``: K. ``min_survivors``: m. ``colluders``: t. ``epsilon`` at ``delta``: claimed for
-    ``steps`` releases, in each of which a unit takes part with probability ``sample_rate``.
+    ``clients``: K.
+    ``min_survivors``: m.
+    ``colluders``: t.
+    ``epsilon`` at ``delta``: claimed for ``steps`` releases, in each of which a unit takes part
+        with probability ``sample_rate``.
     Raises ValueError without a claim, or without a client whose noise is unknown to the readers.
     """
 

@@ -37,11 +37,12 @@ them together.
 class Payload:
     """One payload looked at.
 
-    components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual:
-    (kept,) payload less the expected sum, over the deviation of the noise. With the way that the
-    included canaries move the sum, in the same unit: ``moved`` is the product of residual and way,
-    ``expected`` of the way with itself, and ``variance`` that
-    of the first if the claim is true, given the past: from the noise, and from who took part.
+    components: (m,) along each canary, in what it adds.
+    lengths: (m,) of what it adds.
+    residual: (kept,) payload less the expected sum, over the deviation of the noise. With the way
+        that the included canaries move the sum, in the same unit: ``moved`` is the product of
+        residual and way, ``expected`` of the way with itself, and ``variance`` that of the first if
+        the claim is true, given the past: from the noise, and from who took part.
     """
 
     components: Float[Tensor, " m"]

@@ -46,12 +46,14 @@ class Recording:
     """What the outputs say of each canary, which are ``included``, and the outputs of silent units
     by name.
 
-    scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the
-    canary, over what a
-    canary that is in may add on average: 1 is expected of those in and 0 of those out.
+    scores: (m,) higher for canaries that were in.
+    moves: (m,) how far the outputs went along the canary, over what a canary that is in may add on
+        average: 1 is expected of those in and 0 of those out.
     grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
-    alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped
-    gradient of one. games, count: of ``games``. paths: how often each path ran (``coverage``).
+    alike: outputs in which ``units`` equal units took part, at the sample rate.
+    way: the clipped gradient of one.
+    games, count: of ``games``.
+    paths: how often each path ran (``coverage``).
     """
 
     scores: Float[np.ndarray, " m"]

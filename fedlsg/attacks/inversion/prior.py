@@ -114,7 +114,8 @@ class Spread:
 
     It has k d numbers for k public images, and never d^2: those of an image of 224 pixels a side
     would be 181 GB.
-    variance: of the directions in which public images do not differ. factors: (k, d).
+    variance: of the directions in which public images do not differ.
+    factors: (k, d).
     """
 
     variance: float

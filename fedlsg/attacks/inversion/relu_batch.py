@@ -38,9 +38,10 @@ INDEPENDENT = 1e-3
 class Tolerances(NamedTuple):
     """What counts as zero.
 
-    rank: singular values below this share of the largest are noise; zero: entries of P a below this
-    share of its largest are zeros; sharp: rows whose least singular value is below this share of
-    the largest are too close to dependent for their null vector.
+    rank: singular values below this share of the largest are noise.
+    zero: entries of P a below this share of its largest are zeros.
+    sharp: rows whose least singular value is below this share of the largest are too close to
+        dependent for their null vector.
     """
 
     rank: float
@@ -62,9 +63,8 @@ def relu_batch(
     are exact to rounding, whatever the joint clip. B is the rank of what was received; where the
     threat model grants another number the attack refuses.
     ``objective``: the share of (neuron, example) pairs where W x + b of the recovered input
-    contradicts a gradient that
-    is not zero, plus the residual of ``right``: near 0 says that the batch was found, and needs no
-    truth.
+    contradicts a gradient that is not zero, plus the residual of ``right``: near 0 says that the
+    batch was found, and needs no truth.
     Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries,
     frozen rows together with frozen columns, a batch of more than r, no sparse columns (another
     activation).

@@ -178,7 +178,9 @@ def refuse_layers(model: nn.Module, level: Isolation) -> None:
 class Check:
     """One comparison of a subject's rows, alone and in company.
 
-    alone: the passes of rows that run; failed: why others do not. make: gives the subject anew.
+    alone: the passes of rows that run.
+    failed: why others do not.
+    make: gives the subject anew.
     calls: after which the first row is compared again.
     """
 

@@ -48,9 +48,9 @@ class Outcome:
     """One pass over the rows ``members``.
 
     losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient
-    (kept,), the sum with ``weights`` (B,). rounding: a unit in the last place of the largest sum.
-    learns: whether losses depend on trained
-    parameters.
+    (kept,), the sum with ``weights`` (B,).
+    rounding: a unit in the last place of the largest sum.
+    learns: whether losses depend on trained parameters.
     """
 
     members: Sequence[int]
@@ -171,8 +171,7 @@ def prepare(
     """The subject in ``dtype``, or in its own types; the loss reads ``loss_dtype``, or that.
 
     Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties,
-    but for whole ones:
-    they may be masks, categories or lengths.
+    but for whole ones: they may be masks, categories or lengths.
     """
     copied = copy_of(model)
     if dtype is not None:

@@ -49,12 +49,14 @@ Scores = Float[np.ndarray, "targets candidates"]
 class Found:
     """What one attack finds. success: right answers as in Yu et al. 2021, Table 5.
 
-    target: of the target alone, exact intervals; sure: the same at 99 %. in_turn: of all models,
-    each the target once, with intervals from a bootstrap over the candidates. All of them are
-    simultaneous over the attacks. curve: true positive rates of ``in_turn`` on GRID; band: the ends
-    of their intervals.
+    target: of the target alone, exact intervals.
+    sure: the same at 99 %.
+    in_turn: of all models, each the target once, with intervals from a bootstrap over the
+        candidates. All of them are simultaneous over the attacks.
+    curve: true positive rates of ``in_turn`` on GRID.
+    band: the ends of their intervals.
     drawn: AUC and rates of every draw of that bootstrap, which has the same candidates for every
-    attack.
+        attack.
     """
 
     attack: str

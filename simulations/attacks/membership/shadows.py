@@ -46,11 +46,11 @@ class Trained:
     """What the attacks read: phi of each example, see ``confidences``, and which model has which
     example.
 
-    rows: the candidates in the training split. confidence: phi of each candidate under each model,
-    target first.
-    inside: whether the model was trained with it. accuracy: of each model on the test split, in
-    0..1; None where targets are no classes. public: the same of rows of the test split; None
-    without a test split.
+    rows: the candidates in the training split.
+    confidence: phi of each candidate under each model, target first.
+    inside: whether the model was trained with it.
+    accuracy: of each model on the test split, in 0..1; None where targets are no classes.
+    public: the same of rows of the test split; None without a test split.
     """
 
     rows: Int64[np.ndarray, " candidates"]

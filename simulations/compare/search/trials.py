@@ -212,10 +212,11 @@ work.
 class Runner:
     """``after``: called when trials have ended.
 
-    given_up: why a method got no more trials, by its label. limits: of all trials. kept:
-    processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise
-    that a process has calibrated is not calibrated again. On Ray it is None: an idle process would
-    keep Ray workers that others wait for.
+    given_up: why a method got no more trials, by its label.
+    limits: of all trials.
+    kept: processes that stay for the next trials, see ``run_cells``. A start takes seconds, and
+        noise that a process has calibrated is not calibrated again. On Ray it is None: an idle
+        process would keep Ray workers that others wait for.
     """
 
     folder: Folder

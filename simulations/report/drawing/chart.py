@@ -66,10 +66,11 @@ class Series:
     """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
     up at ``x``.
 
-    low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars
-    across. Bars of one chart are stacked. direct: a reference has its name on its line, not in the
-    legend. line: whether points are joined. words: what a reader of a point is told next to
-    its numbers. An empty name is not in the legend.
+    low, high: ends of error bars, or of a band around ``y``.
+    left, right: ends of error bars across. Bars of one chart are stacked.
+    direct: a reference has its name on its line, not in the legend.
+    line: whether points are joined.
+    words: what a reader of a point is told next to its numbers. An empty name is not in the legend.
     """
 
     name: str = ""

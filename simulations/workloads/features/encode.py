@@ -51,12 +51,12 @@ DIGESTED_AT_ONCE = 256
 class Encoder:
     """A public, frozen function from the inputs of one example to its features.
 
-    name: what reports call it. digest: of all that the function depends on: weights or filters,
-    code, libraries.
+    name: what reports call it.
+    digest: of all that the function depends on: weights or filters, code, libraries.
     encode: inputs (1, ...) to features (1, D) or (1, C, h, w), float32 on the CPU.
     steps: what is done with features (B, ...) after that; a row's bits depend on that row alone.
     pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
-    models.
+        models.
     graph: as ``encode``, with a graph back to its inputs; None where there is none.
     """
 

@@ -39,7 +39,8 @@ def is_table(data: Any) -> bool:
 class Table:
     """Columns by name: of pyarrow, or lists of things that it does not hold.
 
-    indexes: columns that number the rows. published: names of the classes of a column, in order.
+    indexes: columns that number the rows.
+    published: names of the classes of a column, in order.
     path: of its file.
     targets: of a pair (table, targets), which has them apart.
     """
