@@ -3,7 +3,8 @@
 This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed
 for it, and what the auditor knows and sees. It reads a run directory and writes nothing into it.
 
-command  the command and its page      training  the audit of whole training runs
+    audit_command  the command and its page
+    training       the audit of whole training runs
 """
 
 import math
