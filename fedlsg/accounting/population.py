@@ -26,12 +26,12 @@ from fedlsg.accounting.certified import ACCOUNTANTS, SMALLEST_NOISE, upper_or_in
 from fedlsg.accounting.events import (
     AccountingError,
     Event,
+    add_log_ratio,
     canonical,
     grid_down,
     grid_up,
-    raised,
     smaller_delta,
-    split,
+    split_log_ratio,
 )
 
 Events = tuple[Event, ...]
@@ -99,7 +99,7 @@ def spread(
 
 def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
     """The clients' events without Lambda, and the largest Lambda of a client."""
-    parts = [split(events) for events in population]
+    parts = [split_log_ratio(events) for events in population]
     return [_canonical(plain) for plain, _ in parts], max(
         (log_ratio for _, log_ratio in parts), default=0.0
     )
@@ -128,8 +128,8 @@ def _raised_spread(
     spread_of_all = _spread(
         merged, delta, accountants, [1] * len(merged) if counts is None else counts
     )
-    largest = raised(spread_of_all.largest, log_ratio)
-    median = raised(spread_of_all.median, log_ratio)
+    largest = add_log_ratio(spread_of_all.largest, log_ratio)
+    median = add_log_ratio(spread_of_all.median, log_ratio)
     return Spread(largest=largest, median=median, worst=spread_of_all.worst)
 
 

@@ -24,7 +24,7 @@ from fedlsg.accounting import (
     population,
     surely_within,
 )
-from fedlsg.accounting.events import checked_delta
+from fedlsg.accounting.checks import checked_delta
 from fedlsg.privacy.ledger_entry import (
     SERVER,
     BudgetError,

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg import strategies
-from fedlsg.accounting.events import checked_delta, checked_epsilon
+from fedlsg.accounting.checks import checked_delta, checked_epsilon
 from fedlsg.carriers import (
     Dense,
     LowRank,
