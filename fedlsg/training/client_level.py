@@ -118,6 +118,7 @@ def client_update(
     local: LocalTraining,
     noise: SecretStream,
     add: AddNoise | None = None,
+    train: Callable[..., Tensor] = client_step,
     **given: Any,
 ) -> Float64[Tensor, " kept"]:
     """K plain local steps, the clip of the update as a whole, and the client's noise: a private
@@ -125,9 +126,10 @@ def client_update(
 
     ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here.
     ``add`` takes the place of ``add_noise``: noise on a grid, under a secure sum.
+    ``train``: the plain local steps, whose result is clipped whatever it is.
     """
     plain = replace(mechanism, kind="none")
-    values = client_step(
+    values = train(
         model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given
     )
     update = clipped_update(

@@ -41,6 +41,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
 from fedlsg.tensors import each, fields_of
+from fedlsg.training.example_gradients import BACKWARD, ExampleGradients
 from fedlsg.training.persons import Persons
 
 Positions = Int[Tensor, " batch"]
@@ -149,9 +150,10 @@ class Drawn:
 class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
-    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples
-        join which batch, by chance or as they come.
+    ``parameters``: those of the model, checked against the frame.
+    ``draws``: they decide which examples join which batch, by chance or as they come.
     ``persons``: who is drawn and clipped in place of examples; ``num_examples`` counts them.
+    ``gradients``: where the gradients of rows come from.
     """
 
     model: nn.Module
@@ -166,6 +168,7 @@ class StepInputs:
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked
     persons: Persons | None = None
+    gradients: ExampleGradients = BACKWARD
 
 
 def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:

@@ -294,7 +294,7 @@ def train_round(
             scale=plan.scale(here.state.parameters) if plan.phase is Phase.PRUNING else None,
             checked=checked,
             add=add,
-            **({} if persons is None else {"persons": persons}),
+            persons=persons,
         )
     if not secret:
         account.keep_truth(round, used_rows)

@@ -14,8 +14,9 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
+from fedlsg.attacks.audit.injection import ghost_layers
+from fedlsg.attacks.audit.outputs import can_pass
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import can_pass, ghost_layers
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, per_example
 from fedlsg.noise import gaussian

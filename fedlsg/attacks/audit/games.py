@@ -11,32 +11,32 @@ Symbols: n units in each direction, q, W, R as in ``setting``.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.setting import MOST_STEPS, Setting, alike_units, most_units
-from fedlsg.attacks.audit.shipped import (
-    LENGTH,
+from fedlsg.attacks.audit.canaries import (
+    LENGTH_OVER_CLIP,
+    largest_addition,
+    orthonormal_rows,
+    undo_block_weights,
+)
+from fedlsg.attacks.audit.injection import Units, ghost_layers, given_gradients
+from fedlsg.attacks.audit.outputs import (
+    GIVEN,
     Output,
     Rows,
-    Units,
     can_pass,
-    ghost_layers,
-    injected,
-    largest,
-    orthogonal,
-    output,
+    make_output,
     outputs_of_pass,
-    unweighted,
 )
+from fedlsg.attacks.audit.setting import MOST_STEPS, Setting, alike_units, most_units
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.secure_sum.discrete.grid import random_signs, unrotate, window
+from fedlsg.training.example_gradients import ExampleGradients
 
 NORMS = (0.5, 1.0, 1.1, 1.5, 1.9, 2.0, 4.0, 10.0)
 """Norms of units over C. Those below 1 pass unclipped; a clip that begins too late lets others
@@ -101,7 +101,7 @@ class Round:
     on_grid: the directions are of what a secure sum adds up, after the rotation.
     shared: the units are one client's, in a pass with others.
     in_order: the units of a direction follow each other.
-    inject: how units come in place of a backward pass.
+    gradients: of the units, in place of a backward pass.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Round:
     on_grid: bool = False
     shared: bool = False
     in_order: bool = False
-    inject: Callable[[], AbstractContextManager[None]] = injected
+    gradients: ExampleGradients = GIVEN
 
 
 def stream_of(seed: int | None, *labels: str | int) -> SecretStream:
@@ -127,7 +127,7 @@ def rounds_of(
     seed: int | None,
     rounds: int,
     tick: Tick,
-    inject: Callable[[], AbstractContextManager[None]] = injected,
+    gradients: ExampleGradients = GIVEN,
     rotation: int | None = None,
 ) -> list[Output]:
     """Outputs with the units of each round, on the CPU; the steps are on the model's device.
@@ -141,7 +141,7 @@ def rounds_of(
             return stream_of(seed, purpose, name, round, client)
 
         rotated = round if rotation is None else rotation
-        outputs.append(output(setting, rows, draw, rotated, inject))
+        outputs.append(make_output(setting, rows, draw, rotated, gradients))
         tick()
     return outputs
 
@@ -150,7 +150,7 @@ def games_of(setting: Setting, seed: int | None) -> list[Round]:
     """All games that the setting can play."""
     generator = public_generator(0 if seed is None else seed, "games")
     norms = torch.tensor(NORMS[-max(1, min(len(NORMS), setting.frame.kept // 2)) :])
-    dense = orthogonal([b.kept for b in setting.frame.blocks], len(norms), generator)
+    dense = orthonormal_rows([b.kept for b in setting.frame.blocks], len(norms), generator)
     few = Round(
         name="few units", directions=dense[:1], norms=norms[-1:], each=FEW, rounds=FEW_ROUNDS
     )
@@ -196,7 +196,7 @@ def _of_places(setting: Setting, dense: Tensor) -> Iterator[Round]:
     yield Round(
         name="places of a batch",
         directions=dense[:PLACES],
-        norms=torch.full((PLACES,), LENGTH),
+        norms=torch.full((PLACES,), LENGTH_OVER_CLIP),
         each=each,
         rounds=max(FEW_ROUNDS, min(wanted, most)),
         in_order=True,
@@ -219,7 +219,7 @@ def _of_parts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
         yield Round(
             name=name,
             directions=ways,
-            norms=torch.full((parts,), LENGTH),
+            norms=torch.full((parts,), LENGTH_OVER_CLIP),
             each=each,
             rounds=rounds,
             on_grid=name == "parts of the grid",
@@ -239,13 +239,13 @@ def _of_ghosts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
     """
     for positions in (1, 2):
         if layers := ghost_layers(setting, generator, positions):
-            ways = torch.stack([layer.way for layer in layers.values()])
+            ways = torch.stack([layer.direction for layer in layers.values()])
             yield Round(
                 name=f"ghost gradients, {positions} position{'s' * (positions > 1)}",
                 directions=ways,
                 norms=torch.full((len(ways),), 1.5 * positions),
                 each=alike_units(setting) // len(ways),
-                inject=partial(injected, layers),
+                gradients=given_gradients(layers),
             )
 
 
@@ -324,11 +324,11 @@ def _most_in_part(setting: Setting, parts: int) -> int:
 def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
     """All rounds of a game, and what they say."""
     long = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
-    lengths = largest(setting, game.directions)
+    lengths = largest_addition(setting, game.directions)
     reach = game.each * setting.stated.sample_rate * sum(setting.weights)
 
     ways = _before_rotation(game.directions) if game.on_grid else game.directions
-    units = Units(unweighted(setting, ways * long), game.each, in_order=game.in_order)
+    units = Units(undo_block_weights(setting, ways * long), game.each, in_order=game.in_order)
     elsewhere = None
     if game.shared:
         outputs, elsewhere = _passes(setting, game, units, seed, tick)
@@ -340,7 +340,7 @@ def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
             seed,
             game.rounds,
             tick,
-            game.inject,
+            game.gradients,
             0 if game.on_grid else None,
         )
         chosen = [played.grid if game.on_grid else played.values for played in seen]
@@ -371,7 +371,7 @@ def _passes(
             {what: stream_of(seed, what, game.name, round, i) for what in ("sampler", "noise")}
             for i in range(CLIENTS)
         ]
-        outputs = outputs_of_pass(setting, clients, labels, game.inject)
+        outputs = outputs_of_pass(setting, clients, labels, game.gradients)
         steps_with.append(outputs.pop(place))
         others += outputs
         tick()
@@ -393,7 +393,10 @@ def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
 
     moved = {
         name: counts(name, Units(way * norm * setting.mechanism.clip_norm, COUNTED), ROUNDS)
-        for name, norm in (("count within the clip", 0.5), ("count beyond the clip", LENGTH))
+        for name, norm in (
+            ("count within the clip", 0.5),
+            ("count beyond the clip", LENGTH_OVER_CLIP),
+        )
     }
     return Count(empty=counts("count of nobody", way[:0], COUNTS), moved=moved, units=COUNTED)
 

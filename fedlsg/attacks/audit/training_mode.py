@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from fedlsg.attacks.audit.noise_checks import SIGNIFICANCE, Check
+from fedlsg.attacks.audit.check import SIGNIFICANCE, Check
 from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.attacks.audit.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation

@@ -26,7 +26,7 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     subsampled,
 )
-from fedlsg.attacks.audit.noise_checks import Check
+from fedlsg.attacks.audit.check import Check
 from fedlsg.attacks.audit.stated import Delta, Epsilon, SampleRate, Stated, Steps
 from fedlsg.attacks.metrics import Rate, auc
 from fedlsg.config import Setting, check_declared

@@ -15,8 +15,8 @@ from typing import Any
 
 from fedlsg import bounded
 from fedlsg.accounting import Event, compose
+from fedlsg.attacks.audit.outputs import ROWS_OF_PERSON
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import ROWS_OF_PERSON
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.config.units import EXAMPLE

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.audit.shipped import make_canaries, output
+from fedlsg.attacks.audit.canaries import make_canaries
+from fedlsg.attacks.audit.outputs import make_output
 from fedlsg.attacks.audit.training_mode import (
     canary_scores,
     clipped_rows,
@@ -160,7 +161,7 @@ def sent(made, rows, **changes):
     noiseless = Mechanism(
         kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip
     )
-    return output(
+    return make_output(
         replace(made, mechanism=noiseless, local=local), rows, partial(reproducible_stream, 0), 0
     ).values
 
