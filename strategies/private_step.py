@@ -34,7 +34,7 @@ from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
-from fedlsg.privacy.trained_weights import NOTED
+from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding, Start
 from fedlsg.rows.data_loader import dataset_of
@@ -247,7 +247,7 @@ class PrivateStep:
             num_rows=num_examples,
             persons=persons,
         )
-        self._account.writer.begin(trainable(model), NOTED)
+        self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example, isolation)

@@ -37,7 +37,7 @@ SMALLEST_NOISE = 0.02
 """Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is
 protected.
 """
-WITNESSED, MOST_SETTINGS = 8, 256
+MAX_WITNESSED_SETTINGS, MAX_SETTINGS = 8, 256
 """Different (q, sigma): so many are witnessed, a second for each; more than the other are merged
 upwards.
 """
@@ -83,9 +83,9 @@ def compose(
     steps. ``witness`` is "prv" if prv-accountant answered and its interval allows ``upper``, else
     "unwitnessed"; ``failures`` says why.
     No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a
-    progress display; the reported number takes both. Cost is bounded: more than ``WITNESSED``
-    different (q, sigma) have no witness, more than ``MOST_SETTINGS`` are merged to fewer that lose
-    more (``events.coarsen``): ``upper`` still holds, ``lower`` is 0.
+    progress display; the reported number takes both. Cost is bounded: more than
+    ``MAX_WITNESSED_SETTINGS`` different (q, sigma) have no witness, more than ``MAX_SETTINGS`` are
+    merged to fewer that lose more (``events.coarsen``): ``upper`` still holds, ``lower`` is 0.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2
     Lambda is added to every ``estimate`` and ``upper``. ``lower`` is then what they say of the
@@ -144,11 +144,11 @@ def _certified(
         return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
     if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
-    merged, whole = len(events) > MOST_SETTINGS, events
-    events = coarsen(events, MOST_SETTINGS)
+    merged, whole = len(events) > MAX_SETTINGS, events
+    events = coarsen(events, MAX_SETTINGS)
     found: Intervals = {}
     lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
-    hopeless = len(events) > WITNESSED and lost > HOPELESS
+    hopeless = len(events) > MAX_WITNESSED_SETTINGS and lost > HOPELESS
     answer = "not tried: epsilon is in the thousands" if hopeless else _answer("pld", events, delta)
     if isinstance(answer, str):
         failures["pld"] = answer
@@ -157,10 +157,10 @@ def _certified(
     if (
         "pld" in found
         and not merged
-        and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta))
+        and (len(events) > MAX_WITNESSED_SETTINGS or _below_renyi(found["pld"], events, delta))
     ):
         return found  # of many events the other bound takes longer, and is rarely smaller
-    renyi = closed_forms.interval(coarsen(whole, 4 * MOST_SETTINGS), delta)
+    renyi = closed_forms.interval(coarsen(whole, 4 * MAX_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
         found["renyi"] = renyi
     return found
@@ -176,10 +176,10 @@ def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bo
 
 def _witness(events: tuple[Event, ...], delta: float) -> Intervals | str:
     """prv-accountant's interval, or why there is none."""
-    if len(events) > WITNESSED:
+    if len(events) > MAX_WITNESSED_SETTINGS:
         return (
             f"not asked: {len(events)} different sample rates and noise multipliers, more than "
-            f"{WITNESSED}"
+            f"{MAX_WITNESSED_SETTINGS}"
         )
     silent = ""
 
@@ -283,7 +283,7 @@ def rough(events: Sequence[Event], delta: float) -> float:
             return certified_or_inf(events, delta)
         if min(e.noise_multiplier for e in merged) < SMALLEST_NOISE:
             return math.inf
-        merged = coarsen(merged, MOST_SETTINGS)
+        merged = coarsen(merged, MAX_SETTINGS)
         return add_log_ratio(
             _library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio
         )

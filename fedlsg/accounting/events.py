@@ -31,9 +31,9 @@ LEAST_RATE, MOST_NOISE = 1e-30, 1e30
 """An event beyond them is counted as one at them, which loses more."""
 LEAST_NOISE = 1e-6
 """Noise multiplier of full batches whose epsilon, above 10^11, is not computed."""
-SHOWN = 4
+EVENTS_SHOWN = 4
 """Events in a message."""
-FINEST = 128.0
+FINEST_LEVEL = 128.0
 """The finest grid of ``coarsen``: powers 2^(k/n) for integers k, n = 128."""
 
 
@@ -146,9 +146,11 @@ def describe(events: Iterable[Event]) -> str:
     words = [
         f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} "
         f"step{'' if event.steps == 1 else 's'} at sample rate {event.sample_rate:.4g})"
-        for event in events[:SHOWN]
+        for event in events[:EVENTS_SHOWN]
     ]
-    return " and ".join(words + ([f"{len(events) - SHOWN} more"] if len(events) > SHOWN else []))
+    return " and ".join(
+        words + ([f"{len(events) - EVENTS_SHOWN} more"] if len(events) > EVENTS_SHOWN else [])
+    )
 
 
 def split_log_ratio(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
@@ -210,7 +212,7 @@ def coarsen(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
     so q moves up and sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As
     many steps in all; the same events if they are few.
     """
-    fewer_events, level = events, FINEST
+    fewer_events, level = events, FINEST_LEVEL
     while len(fewer_events) > most:
         fewer_events = canonical(
             replace(

@@ -331,7 +331,7 @@ def _last_linear(model: nn.Module) -> str:
     return linear[-1] if linear else ""
 
 
-EVEN = 4.0
+MAX_EVEN_SCALE = 4.0
 """Largest scale on either side of a weight at which microbatches may differ in their number of
 rows.
 """

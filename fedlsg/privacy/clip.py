@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, without_autocast
-from fedlsg.privacy.device_sums import LOST, reads_once, sum_in_groups, upper_norms
+from fedlsg.privacy.device_sums import GROUP_ROUNDING, reads_once, sum_in_groups, upper_norms
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
@@ -180,7 +180,7 @@ def _factored_sum(
     dtype = torch.float64 if wide else narrow
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     groups = [shuffled > 0 and isinstance(b, Tensor) and reads_once(b) for b in gradients]
-    lost = LOST if any(groups) else 0.0
+    lost = GROUP_ROUNDING if any(groups) else 0.0
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes), lost=lost)
     rows = (
         [factors] * len(gradients)

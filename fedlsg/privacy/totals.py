@@ -33,10 +33,10 @@ from fedlsg.privacy.ledger_entry import Entry
 
 Reader = Literal["outside", "server", "participant", "participants", "server_and_participants"]
 READERS: tuple[Reader, ...] = get_args(Reader)
-STRONGEST: Reader = "server_and_participants"
+STRONGEST_READER: Reader = "server_and_participants"
 """The reader that knows most: noise is calibrated against it."""
 WITH_SERVER: tuple[Reader, ...] = ("server", "server_and_participants")
-FEWEST = 2
+MIN_SURVIVORS = 2
 """Survivors of a secure sum, at least, in entries that do not say how many there are."""
 
 
@@ -126,7 +126,7 @@ class Totals:
         """The totals with one more entry, of mechanism "dp"."""
         return self._and([entry])
 
-    def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
+    def events(self, reader: Reader = STRONGEST_READER) -> tuple[Event, ...]:
         """Everything of mechanism "dp" as a reader sees it, merged by (q, sigma).
 
         An epoch of shuffled batches is a step at q = 1.
@@ -182,7 +182,7 @@ def noise_of(entry: Entry) -> Noise:
     """
     sigma = entry.noise_multiplier
     if entry.run and entry.log_ratio and not entry.min_survivors:
-        sigma /= math.sqrt(FEWEST)
+        sigma /= math.sqrt(MIN_SURVIVORS)
     return sigma, entry.min_survivors, entry.colluders
 
 

@@ -44,7 +44,7 @@ from fedlsg.randomness import SecretStream
 from fedlsg.training import Batch, LocalTraining
 from fedlsg.training.client_round import AddNoise, client_step
 
-HALF = 0.5
+COUNT_SENSITIVITY = 0.5
 """How far one client moves the centred count: b - 1/2 is -1/2 or 1/2, and 0 without the client."""
 
 
@@ -62,7 +62,7 @@ class AdaptiveClip:
     @property
     def count_multiplier(self) -> float:
         """Noise over sensitivity of the count: 2 sigma_b."""
-        return self.count_noise / HALF
+        return self.count_noise / COUNT_SENSITIVITY
 
     def sum_multiplier(self, noise_multiplier: float) -> float:
         """z_sum, so that count and sum together have the noise multiplier z.
@@ -75,7 +75,7 @@ class AdaptiveClip:
                 f"clip_count_noise={self.count_noise:g} is a noise multiplier of "
                 f"{self.count_multiplier:.3g} for the count alone, and both releases together need "
                 f"{noise_multiplier:.3g}: raise clip_count_noise above "
-                f"{noise_multiplier * HALF:.3g}"
+                f"{noise_multiplier * COUNT_SENSITIVITY:.3g}"
             )
         # Rounded up by a relative 1e-12: float64 must not leave the pair below z.
         return float(rest**-0.5) * (1 + 1e-12)
@@ -84,9 +84,9 @@ class AdaptiveClip:
         """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both
         are secret.
         """
-        centred = torch.tensor([within - HALF * clients], dtype=torch.float64)
+        centred = torch.tensor([within - COUNT_SENSITIVITY * clients], dtype=torch.float64)
         count = float(gaussian(centred, self.count_noise, noise))
-        fraction = count / self.expected_clients + HALF
+        fraction = count / self.expected_clients + COUNT_SENSITIVITY
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(max(moved, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
 

@@ -42,7 +42,7 @@ from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
 from fedlsg.training.example_gradients import BACKWARD, ExampleGradients
 from fedlsg.training.local_training import (
-    LEAST,
+    MIN_MICROBATCH_ROWS,
     Batch,
     Drawn,
     Groups,
@@ -324,7 +324,7 @@ def _gradient_of_person(
     """
     sums: list[Tensor] = []
     for _, micro in runs_of(rows, x.groups, Shape(size=size)):
-        gradients = row_gradients(x, *x.batch(micro), max(len(micro), LEAST))
+        gradients = row_gradients(x, *x.batch(micro), max(len(micro), MIN_MICROBATCH_ROWS))
         summed = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
         sums = (
             summed if not sums else [total.add_(g) for total, g in zip(sums, summed, strict=True)]

@@ -213,9 +213,9 @@ def norm_bound(
     return 1.01 * (signal + tail) * counted + norm_of_factors(frame)
 
 
-FULL = 4
+FLOAT32_BYTES = 4
 """Bytes of a float32 number."""
-LEAST = 2
+MIN_MICROBATCH_ROWS = 2
 """Rows that a microbatch has at least, where it may have more than one."""
 ROWS_ON_CPU = 8
 """In fewer bits, multiples of so many rows are rounded alike by the kernels for processors,
@@ -240,7 +240,10 @@ class Shape:
     def rows(self, count: int) -> int:
         """Rows of a microbatch of ``count`` examples, none of an empty one."""
         return (
-            min(self.size, max(math.ceil(count / self.multiple) * self.multiple, LEAST))
+            min(
+                self.size,
+                max(math.ceil(count / self.multiple) * self.multiple, MIN_MICROBATCH_ROWS),
+            )
             if count
             else 0
         )
@@ -251,11 +254,11 @@ def shape_of(
 ) -> Shape:
     """The shape that every microbatch of a run has.
 
-    float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer
-    bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ more, and under
-    ``one_shape``: one number of rows always, the microbatch size or, where that is less, what a
-    batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where a row leaves,
-    all later ones move up by one place. ``one_shape``: that of the frame.
+    float32 on a processor: as many rows as there are examples, MIN_MICROBATCH_ROWS for a single
+    one. In fewer bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ
+    more, and under ``one_shape``: one number of rows always, the microbatch size or, where that is
+    less, what a batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where
+    a row leaves, all later ones move up by one place. ``one_shape``: that of the frame.
     """
     weights, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
     on_cpu = all(p.device.type == "cpu" for p in weights)
@@ -267,7 +270,7 @@ def shape_of(
     if (
         local.precision == FLOAT32
         and keeps_float32_digits("cpu")
-        and all(p.itemsize >= FULL for p in weights)
+        and all(p.itemsize >= FLOAT32_BYTES for p in weights)
     ):
         return Shape(size=size)
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))

@@ -58,7 +58,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import own
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
-FEW = 4
+MAX_NAMED_RUNS = 4
 """More runs than these are not named in the first line of the page."""
 SPELT = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
 """Settings by which runs of one method are told apart, and what they are called."""
@@ -133,7 +133,7 @@ def attack_command(
             findings.append(replace(found, label=label(attacked, records)))
     names = (
         " | ".join(one.label for one in findings)
-        if len(findings) <= FEW
+        if len(findings) <= MAX_NAMED_RUNS
         else f"{len(findings)} runs"
     )
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"

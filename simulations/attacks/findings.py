@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
-from fedlsg.attacks.recognition import CONVERGED, LEAKS, Recognition, Verdict
+from fedlsg.attacks.recognition import LEAKS, MAX_UNEXPLAINED, Recognition, Verdict
 from fedlsg.simulations.attacks.observations import Record, privacy_facts, sigma_of
 from fedlsg.simulations.attacks.target import Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, RowKind, Table, TokenLines
@@ -28,7 +28,7 @@ FORMS = (
     "own projection, mask and clip. naive: searches without them. recognised: each nearer to its "
     "original than to any public example, of 100 or more for each original; recovered: of these, "
     "those that are all but the original. converged: searches "
-    f"that leave at most {100 * CONVERGED:g} % of an update unexplained."
+    f"that leave at most {100 * MAX_UNEXPLAINED:g} % of an update unexplained."
 )
 
 
@@ -102,7 +102,7 @@ class Score:
     @property
     def stuck(self) -> bool:
         """Whether it is a search that does not explain the update."""
-        return self.unexplained is not None and self.unexplained > CONVERGED
+        return self.unexplained is not None and self.unexplained > MAX_UNEXPLAINED
 
 
 def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def undecided_words(updates: Sequence[Update], thing: str) -> str:
             f"than to any public {thing}, but no nearer than to a mixture of two: give more "
             "--seconds, or other --attacks"
         )
-    if min(left) <= CONVERGED:
+    if min(left) <= MAX_UNEXPLAINED:
         return "too few public examples to recognise one by: use a test split of 2 or more a class"
     where = "" if len(updates) == 1 else f" on {len(left)} of {len(updates)} updates"
     least, most = (f"{100 * end:.0f}" for end in (min(left), max(left)))
@@ -361,7 +361,7 @@ def converged_words(unexplained: Sequence[float]) -> str:
     """How many searches explain their update; nothing of attacks that do not search."""
     if not unexplained:
         return "--"
-    return f"{sum(left <= CONVERGED for left in unexplained)} of {len(unexplained)}"
+    return f"{sum(left <= MAX_UNEXPLAINED for left in unexplained)} of {len(unexplained)}"
 
 
 def style_of(row: Any) -> RowKind:

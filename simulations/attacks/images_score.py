@@ -22,7 +22,7 @@ from fedlsg.attacks.inversion.linear import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
-from fedlsg.attacks.recognition import IMAGE, ImagePool, Recognition, pool_size, recognise
+from fedlsg.attacks.recognition import RECOVERED_IMAGE, ImagePool, Recognition, pool_size, recognise
 from fedlsg.carriers import find_output_layer
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
@@ -123,7 +123,7 @@ class PublicImages:
                     cosines,
                     public,
                     examples=examples,
-                    least=IMAGE,
+                    least=RECOVERED_IMAGE,
                     unexplained=unexplained,
                     mixed=mixed,
                 )

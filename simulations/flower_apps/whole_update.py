@@ -52,7 +52,7 @@ PAYLOAD = "payload"
 OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
 """The records of fedlsg in a message."""
 
-FAR = 10.0
+MAX_NORM_DEVIATIONS = 10.0
 """Standard deviations beyond which the norm of a payload's noise is no accident."""
 
 State = dict[str, Tensor]
@@ -303,7 +303,7 @@ class Round:
         """
         mechanism, kept = self.method.mechanism, self.frame.kept
         most = mechanism.sensitivity(len(self.frame.blocks)) + mechanism.noise_std * (
-            math.sqrt(kept) + FAR
+            math.sqrt(kept) + MAX_NORM_DEVIATIONS
         )
         return unpack(
             payload,

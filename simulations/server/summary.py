@@ -28,7 +28,7 @@ from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
 from fedlsg.simulations.settings.settings import Settings, values_of
 from fedlsg.simulations.storage.atomic_files import Record
-from fedlsg.simulations.storage.round_tables import BYTES
+from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS
 from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.base.split import chance_of
 from fedlsg.state import ServerState
@@ -116,7 +116,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "codec": codec_summary(s, plan.method)
         | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
         "downlink": downlink_facts(s, o.downlink),
-        **{name: o.totals[name] for name in BYTES},
+        **{name: o.totals[name] for name in BYTE_COLUMNS},
         "uplink_bytes_dense": dense * o.totals["uplink_messages"],
         "downlink_bytes_dense": dense * o.totals["downlink_messages"],
         "transfer_seconds": dict(o.transfer_seconds),

@@ -64,9 +64,9 @@ TIMES = tuple(field.name for field in fields(Times))
 """Their names."""
 
 
-BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+BYTE_COLUMNS = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
-SUMS = (*BYTES, "uplink_messages", "downlink_messages")
+SUMS = (*BYTE_COLUMNS, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
 TAGS = {
     "test/accuracy": "accuracy",

@@ -56,7 +56,7 @@ from fedlsg.simulations.storage.atomic_files import (
     write_atomically,
 )
 from fedlsg.simulations.storage.run_format import VERSION, readable
-from fedlsg.simulations.storage.updates import FAR, StepFiles, round_folder
+from fedlsg.simulations.storage.updates import MAX_REPLAYED_STEPS, StepFiles, round_folder
 from fedlsg.user_code.digest import version
 
 LONGEST_HEADER = 1 << 20
@@ -168,9 +168,9 @@ class RunDir:
         files = StepFiles(self.steps)
         versions = files.after(version)
         steps = []
-        if len(versions) > FAR and self.checkpoint.exists():
+        if len(versions) > MAX_REPLAYED_STEPS and self.checkpoint.exists():
             steps.append((-1, self.checkpoint.read_bytes()))
-            versions = versions[-FAR:]
+            versions = versions[-MAX_REPLAYED_STEPS:]
         for own in versions:
             with suppress(OSError, ValueError):  # it is damaged
                 steps.append((own, files.load(own)))

@@ -99,7 +99,7 @@ PATHS = (
 """All paths, in the order of a round."""
 
 
-EVERY = 8
+COUNTED_OUTPUTS = 8
 """Outputs of which one is counted: a profiler takes time."""
 
 
@@ -119,7 +119,7 @@ def counted() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
-        yield calls, lambda: sys.setprofile(before if next(outputs) % EVERY else seen)
+        yield calls, lambda: sys.setprofile(before if next(outputs) % COUNTED_OUTPUTS else seen)
     finally:
         sys.setprofile(before)
 

@@ -45,7 +45,7 @@ from fedlsg.training.local_training import Drawn, StepInputs, together
 
 ROWS_OF_PERSON = 20
 """Rows of a person that is a canary: a clip of rows would let it move the sum by so many C."""
-GIVEN = given_gradients()
+GIVEN_GRADIENTS = given_gradients()
 """Gradients of units as they are, none of them a ghost."""
 
 Draw = Callable[..., SecretStream]
@@ -71,7 +71,7 @@ def make_output(
     rows: Rows | Units,
     draw: Draw,
     round: int,
-    gradients: ExampleGradients = GIVEN,
+    gradients: ExampleGradients = GIVEN_GRADIENTS,
 ) -> Output:
     """One output of units with these gradients, or updates; the other clients in it have none.
 
@@ -162,7 +162,7 @@ def can_pass(setting: Setting) -> bool:
         setting.sums is None
         and setting.unit.single
         and setting.mechanism.kind == "dp"
-        and one_pass.can_share(_step_inputs(setting, Units(torch.zeros(1, 1), 1), GIVEN))
+        and one_pass.can_share(_step_inputs(setting, Units(torch.zeros(1, 1), 1), GIVEN_GRADIENTS))
     )
 
 

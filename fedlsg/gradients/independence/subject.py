@@ -35,9 +35,9 @@ from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsuppo
 from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.user_code.failure import describe, is_own
 
-LARGE = 30.0
+LARGE_SCALE = 30.0
 SCALED = 2
-"""Rows of the first family that are tried ``LARGE`` times as large."""
+"""Rows of the first family that are tried ``LARGE_SCALE`` times as large."""
 MOVED = 0.1
 COLUMNS = 8
 """Columns that are compared of a dense matrix."""
@@ -184,7 +184,9 @@ def prepare(
         for p in trainable(copied).values():
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=draw).to(p) * size)
-    large = each(families[0][0], lambda t: torch.where(codes(t), t, t * LARGE).to(t.dtype)[:SCALED])
+    large = each(
+        families[0][0], lambda t: torch.where(codes(t), t, t * LARGE_SCALE).to(t.dtype)[:SCALED]
+    )
     families = [*families, (large, each(families[0][1], lambda t: t[:SCALED]))]
     counts = [batch_size(*family) for family in families]
     inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))

@@ -85,7 +85,7 @@ def dequantize(
 CLASSES = 8
 """Classes of the dither: a power of two, so that a class is the dither's first bits."""
 
-CODES, LARGEST = 256, 4095
+SCALE_CODES, MAX_SYMBOL = 256, 4095
 """Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can
 allocate.
 """
@@ -100,19 +100,19 @@ def scale_code(mean_square: float) -> int:
     """
     if not mean_square > 0:
         return 0
-    return int(np.clip(round(8 * (np.log2(mean_square) / 2 + 4)), 0, CODES - 1))
+    return int(np.clip(round(8 * (np.log2(mean_square) / 2 + 4)), 0, SCALE_CODES - 1))
 
 
 def outermost(code: int) -> int:
-    """Largest symbol of a code's table: 4.5 s + 2, at most ``LARGEST``."""
+    """Largest symbol of a code's table: 4.5 s + 2, at most ``MAX_SYMBOL``."""
     octave, part = divmod(code, 8)
     power = isqrt(isqrt(isqrt(2 ** (240 + part))))  # 2^(30 + part / 8)
-    return min(LARGEST, 2 + ((9 * power << octave) >> 35))
+    return min(MAX_SYMBOL, 2 + ((9 * power << octave) >> 35))
 
 
 @cache  # by its arguments alone: never stale
 def _outermost() -> np.ndarray:
-    return np.array([outermost(code) for code in range(CODES)])
+    return np.array([outermost(code) for code in range(SCALE_CODES)])
 
 
 @cache  # by its arguments alone: never stale

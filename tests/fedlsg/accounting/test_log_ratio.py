@@ -124,7 +124,7 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
         compose(events, delta=DELTA)
     assert upper_or_inf(events, DELTA) == certified.rough(events, DELTA) == math.inf
     assert spread([events, [event()]], delta=DELTA).median == math.inf
-    for many in ([], [[event(2 + k)] for k in range(population.EXACT)]):
+    for many in ([], [[event(2 + k)] for k in range(population.MAX_EXACT_CLIENTS)]):
         assert displayed([[event()], events, *many], delta=DELTA).largest == math.inf
     assert not surely_within(events, epsilon=1e308, delta=DELTA)
     setting = {"epsilon": 5.0, "delta": DELTA, "sample_rate": 1.0, "log_ratio": log_ratio}
@@ -213,7 +213,8 @@ def populations_are_charged() -> bool:
     """
     some = [[event(log_ratio=0.1)], [event(log_ratio=LAMBDA)], [event(5.0)]]
     many = [
-        [event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)] for k in range(population.EXACT + 3)
+        [event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)]
+        for k in range(population.MAX_EXACT_CLIENTS + 3)
     ]
     largest = exact(4.0, 9, LAMBDA)
     found = [

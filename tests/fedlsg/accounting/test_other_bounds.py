@@ -13,7 +13,7 @@ from benchmarks.privacy.exact_epsilon import inverted
 from fedlsg.accounting import Event, certified, compose, max_steps, pld, surely_within, tilt
 from fedlsg.accounting import events as grid
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier
-from fedlsg.accounting.certified import MOST_SETTINGS, WITNESSED, epsilon, upper_or_inf
+from fedlsg.accounting.certified import MAX_SETTINGS, MAX_WITNESSED_SETTINGS, epsilon, upper_or_inf
 from fedlsg.accounting.events import AccountingError, canonical, describe
 from fedlsg.accounting.population import displayed, spread
 from fedlsg.privacy.ledger import Ledger
@@ -164,15 +164,15 @@ def test_more_settings_than_are_composed_one_by_one_give_an_upper_bound(monkeypa
     many = different(40, 1)
     exact = compose(many, delta=DELTA)
     assert exact.witness == "unwitnessed"
-    assert f"more than {WITNESSED}" in exact.failures["prv"]
-    monkeypatch.setattr(certified, "MOST_SETTINGS", 10)
+    assert f"more than {MAX_WITNESSED_SETTINGS}" in exact.failures["prv"]
+    monkeypatch.setattr(certified, "MAX_SETTINGS", 10)
     merged = compose(many, delta=DELTA)
     assert exact.upper <= merged.upper < 1.5 * exact.upper
     assert merged.lower == 0
 
 
 def test_a_ledger_of_hundreds_of_settings_is_composed_in_seconds():
-    many = different(MOST_SETTINGS + 50, 2)
+    many = different(MAX_SETTINGS + 50, 2)
     start = time.process_time()
     bound = compose(many, delta=DELTA)
     assert math.isfinite(bound.upper)

@@ -20,8 +20,14 @@ from fedlsg.attacks.audit.bounds import (
 )
 from fedlsg.attacks.audit.check import UnitClaim
 from fedlsg.attacks.audit.noise_checks import check_tails, check_values_used_once, noise_checks
-from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
-from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
+from fedlsg.attacks.audit.setting import (
+    FOUND_NOISE_RATIO,
+    Setting,
+    canaries,
+    found_ratio,
+    silent_rounds,
+)
+from fedlsg.attacks.audit.stated import LEAST_NOISE_ERROR, Stated, delta_of, least_noise
 from fedlsg.attacks.audit.unit_checks import check_canaries, check_equal_units
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
@@ -230,7 +236,7 @@ def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)
     assert delta_of(epsilon, q, sigma, steps) == pytest.approx(golden, rel=1e-2)
     found = least_noise(epsilon, golden, q, steps)
-    assert sigma * (1 - 2 * ERROR) < found < sigma
+    assert sigma * (1 - 2 * LEAST_NOISE_ERROR) < found < sigma
 
 
 def test_full_batches_have_the_closed_form():
@@ -261,7 +267,7 @@ def test_whose_noise_counts():
 )
 def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
     h = made.stated.honest
-    smallest = max(RATIO, math.sqrt((h - 1) / h))
+    smallest = max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h))
     assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
     assert 200 <= canaries(made) <= 5000
 
