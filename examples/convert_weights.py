@@ -256,10 +256,8 @@ def converted(
             raise ValueError(
                 f"a ResNet with stages of {stages} blocks is none of resnet-34, resnet-50"
             )
-        model, stem = (
-            "resnet-50" if "stage1.0.conv3.weight" in named else "resnet-34",
-            "stem.0.weight",
-        )
+        model = "resnet-50" if "stage1.0.conv3.weight" in named else "resnet-34"
+        stem = "stem.0.weight"
     else:
         raise ValueError(
             f"{source}: names such as {', '.join(list(arrays)[:3])} are of no layout that is known"

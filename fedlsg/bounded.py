@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-LONGEST = 2**26
+MAX_JSON_BYTES = 2**26
 """Bytes of a JSON file; the largest are of runs with hundreds of thousands of clients."""
 LONGEST_TOML = 2**20
 LONGEST_TABLE = 2**28
@@ -31,7 +31,7 @@ MOST_VALUES = 2**22
 memory."""
 MOST_CHARGES = 2**26
 """Of a line of a ledger, which has all charges of a round."""
-DEEPEST = 32
+MAX_TOML_LEVELS = 32
 """Levels of lists and tables in a TOML file. Its parser needs the square of a key's parts."""
 MOST_DIGITS = 20
 """Of a whole number: more than any count, and than a seed of 64 bits."""
@@ -40,10 +40,10 @@ _TEXT = re.compile(
     re.DOTALL,
 )
 """Comments and texts of TOML, in which brackets and dots say nothing."""
-_DOTTED = re.compile(rf"(?:[\w-]+[ \t]*\.[ \t]*){{{DEEPEST}}}")
+_DOTTED = re.compile(rf"(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_TOML_LEVELS}}}")
 
 
-def read(path: Path, most: int = LONGEST) -> bytes:
+def read(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
     """The bytes of a file of at most this many. Raises OSError; ValueError for more."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -52,7 +52,7 @@ def read(path: Path, most: int = LONGEST) -> bytes:
         return file.read(size)
 
 
-def read_text(path: Path, most: int = LONGEST) -> str:
+def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
     """The same as UTF-8, with ends of lines as Python's own reading has them."""
     return read(path, most).decode().replace("\r\n", "\n").replace("\r", "\n")
 
@@ -88,8 +88,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     for sign in re.findall(r"[\[\]{}]", bare):
         depth += 1 if sign in "[{" else -1
         deepest = max(deepest, depth)
-    if deepest > DEEPEST or _DOTTED.search(bare):
-        raise ValueError(f"its tables are nested more than {DEEPEST} deep")
+    if deepest > MAX_TOML_LEVELS or _DOTTED.search(bare):
+        raise ValueError(f"its tables are nested more than {MAX_TOML_LEVELS} deep")
     table = tomllib.loads(text)
     _check_numbers(table)
     return table

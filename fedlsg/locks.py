@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedlsg.owner_only import FILE, FOLDER, close_to_others
+from fedlsg.owner_only import FILE_MODE, FOLDER_MODE, close_to_others
 
 try:
     import fcntl
@@ -22,9 +22,9 @@ except ImportError:  # Windows has no fcntl: the caller must not start two proce
 
 ABSENT = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What a disk without locks answers."""
-PATIENCE = 60.0
+LOCK_SECONDS = 60.0
 """Seconds to wait for a lock: what is done under one takes milliseconds."""
-PAUSE = 0.05
+PAUSE_SECONDS = 0.05
 """Seconds between two tries, at most."""
 KERNEL = Path("/proc/locks")
 """Linux lists there who holds which lock, for everybody to read."""
@@ -53,14 +53,14 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[int | None]:
     None on a system without such locks.
 
     Guarantee: no process that asks for the same path is inside meanwhile (POSIX). The lock ends
-    with its process. Raises LockedError after ``seconds`` (PATIENCE), at once for a lock of another
-    user; NoLocksError, and OSError for a path that cannot be opened.
+    with its process. Raises LockedError after ``seconds`` (LOCK_SECONDS), at once for a lock of
+    another user; NoLocksError, and OSError for a path that cannot be opened.
     """
     if fcntl is None:
         yield None
         return
-    deadline = time.monotonic() + (PATIENCE if seconds is None else seconds)
-    descriptor, pause = _open(path), PAUSE / 32
+    deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
+    descriptor, pause = _open(path), PAUSE_SECONDS / 32
     try:
         while not _take(descriptor, path):
             if not _is_named(descriptor, path):  # its last holder removed the file
@@ -70,7 +70,7 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[int | None]:
             if time.monotonic() >= deadline or not _is_own(os.fstat(descriptor)):
                 raise _error(path, descriptor)
             time.sleep(pause)
-            pause = min(2 * pause, PAUSE)
+            pause = min(2 * pause, PAUSE_SECONDS)
         yield descriptor
     finally:
         with suppress(OSError):  # a process that was forked meanwhile has the descriptor, too
@@ -102,12 +102,12 @@ def is_locked(path: Path) -> bool:
 def _open(path: Path) -> int:
     """A descriptor of the lock, which is closed to others first."""
     if path.is_dir():
-        close_to_others(path, FOLDER)
+        close_to_others(path, FOLDER_MODE)
         return os.open(path, os.O_RDONLY)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags, FILE)
+    descriptor = os.open(path, flags, FILE_MODE)
     with suppress(OSError):  # where only the mode cannot be changed, the deadline is left
-        close_to_others(path, FILE)
+        close_to_others(path, FILE_MODE)
     return descriptor
 
 

@@ -42,9 +42,8 @@ def decompose(
     same start.
     Source: Yu et al. 2021, Alg. 2; Ito et al. 2023, Alg. 2.
     ``power_steps=1`` is the papers' single step: L spans W R0^T, R spans L^T W. Each further step
-    starts from
-    the R just found. Guarantee: L^T L = R R^T = I to rounding, also where rank(W) < ``rank`` (or W
-    = 0); the same W, rank, generator state and build of LAPACK give the same bits.
+    starts from the R just found. Guarantee: L^T L = R R^T = I to rounding, also where rank(W) <
+    ``rank`` (or W = 0); the same W, rank, generator state and build of LAPACK give the same bits.
     Differs from the papers: Householder QR with the signs fixed by a positive diagonal, where they
     use Gram-Schmidt, which silently loses orthogonality on rank-deficient W.
     Raises ValueError for a rank outside 1..min(m, n) or ``power_steps < 1``.
@@ -159,8 +158,8 @@ def project(
     Source: Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2. A kernel's dW is flattened to (m, c kh
     kw).
     Guarantee: linear in dW. With orthonormal L and R neither is longer than dW, so both together
-    are at most sqrt(2)
-    times as long: clip them jointly. Raises ValueError for a dW of one dimension.
+    are at most sqrt(2) times as long: clip them jointly. Raises ValueError for a dW of one
+    dimension.
     """
     dW = flatten_kernel(dW)
     return dW @ R.mT, L.mT @ dW

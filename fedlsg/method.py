@@ -124,12 +124,14 @@ def largest(values: Float[Tensor, " size"], most: int) -> Int[Tensor, " k"]:
 class Method:
     """A federated training method, as data: recipes make it, and server and clients read it.
 
-    ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent.
-    ``mechanism``: clip and
-    noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0
-    from the start.
-    ``compression``: what a client leaves out of a payload. ``personal``: parameters that stay with
-    each client, "classifier" or the start of their names; "" for none.
+    ``carrier``: the coordinates of a gradient.
+    ``mask``: which of them are trained and sent.
+    ``mechanism``: clip and noise.
+    ``server``: what the server does with the clients' sum.
+    ``prune``: which weights are 0 from the start.
+    ``compression``: what a client leaves out of a payload.
+    ``personal``: parameters that stay with each client, "classifier" or the start of their names;
+        "" for none.
     Guarantee: a method that can be made is one that the ledger charges truthfully and that runs;
     the whole of it is public. Raises ValueError for choices that do not combine; the message names
     both.

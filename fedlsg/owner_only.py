@@ -10,8 +10,8 @@ import os
 import stat
 from pathlib import Path
 
-FILE, FOLDER = 0o600, 0o700
-OTHERS = 0o077
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+OTHERS_BITS = 0o077
 
 
 def is_closed(folder: Path) -> bool:
@@ -19,7 +19,7 @@ def is_closed(folder: Path) -> bool:
     is.
     """
     try:
-        return os.name == "posix" and not folder.stat().st_mode & OTHERS
+        return os.name == "posix" and not folder.stat().st_mode & OTHERS_BITS
     except OSError:
         return False
 
@@ -28,7 +28,7 @@ def open_file(path: str | Path, flags: int, *, private: bool = False) -> int:
     """As ``os.open``; a new file has its mode at once. ``private``: for its owner only, whatever
     its folder is.
     """
-    return os.open(path, flags, FILE if private or is_closed(Path(path).parent) else 0o666)
+    return os.open(path, flags, FILE_MODE if private or is_closed(Path(path).parent) else 0o666)
 
 
 def open_private(path: str | Path, flags: int) -> int:
@@ -43,7 +43,7 @@ def make_parents(folder: Path, *, private: bool = False) -> None:
     if folder.is_dir():
         return
     make_parents(folder.parent, private=private)
-    folder.mkdir(mode=FOLDER if private or is_closed(folder.parent) else 0o777, exist_ok=True)
+    folder.mkdir(mode=FOLDER_MODE if private or is_closed(folder.parent) else 0o777, exist_ok=True)
 
 
 def make_file(path: Path) -> None:
@@ -51,7 +51,7 @@ def make_file(path: Path) -> None:
     read is closed.
     """
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    close_to_others(path, FILE)
+    close_to_others(path, FILE_MODE)
 
 
 def make_folder(path: Path) -> None:
@@ -59,7 +59,7 @@ def make_folder(path: Path) -> None:
     read is closed.
     """
     make_parents(path, private=True)
-    close_to_others(path, FOLDER)
+    close_to_others(path, FOLDER_MODE)
 
 
 def close_to_others(path: Path, mode: int) -> None:
@@ -69,5 +69,5 @@ def close_to_others(path: Path, mode: int) -> None:
     if os.name == "posix":
         status = path.stat()
         plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if plain and status.st_uid == os.geteuid() and status.st_mode & OTHERS:
+        if plain and status.st_uid == os.geteuid() and status.st_mode & OTHERS_BITS:
             path.chmod(mode)

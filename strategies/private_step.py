@@ -34,7 +34,7 @@ from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
-from fedlsg.privacy.trained_weights import NOTED
+from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding, Start
 from fedlsg.rows.data_loader import dataset_of
@@ -85,16 +85,16 @@ class PrivateStep:
                          example (B,)
         num_examples     N, the size of the data set: public and fixed
         method           name of a recipe, or a recipe, whose settings are further keywords
-                         (``rank=8``), or a Method;
-                         by default dense "dpsgd", or "lsg" where settings of it are given
+                         (``rank=8``), or a Method; by default dense "dpsgd", or "lsg" where
+                         settings of it are given
         sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is
                          the mean batch
         steps            T: the noise for ``epsilon`` and all schedules are those of so many steps
         epochs           q T, where one of the two is not given; default 20
                          (``fedlsg.training.auto``)
         epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over
-                         ``clip_norm``) fixes the noise,
-                         and an epsilon that is given as well stays a budget
+                         ``clip_norm``) fixes the noise, and an epsilon that is given as well stays
+                         a budget
         groups           whose each row is, such as the patient's number: a column, an array or a
                          list. Epsilon then protects a person with all of its rows: batches draw
                          persons, q and delta are of persons, and each person's gradient is clipped
@@ -102,41 +102,33 @@ class PrivateStep:
         person_rows      at most so many rows of a person count in a step, drawn at random; 0: all.
                          ``person_gradient``: "mean" or "sum" of their gradients
         learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are
-                         keywords, too.
-                         By default ("auto") Adam at the rates of ``fedlsg.training.auto``, which
-                             need no tuning; the
-                         average of the weights, which is better than the last ones, is in
-                             ``evaluated()``
+                         keywords, too. By default ("auto") Adam at the rates of
+                         ``fedlsg.training.auto``, which need no tuning; the average of the weights,
+                         which is better than the last ones, is in ``evaluated()``
         optimizer        a torch optimizer over the model's parameters, or a function from the list
-                         of parameters that
-                         are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in
-                             ``.grad``, which stays
-                         there after the step; its learning rate is its owner's to schedule. Or a
-                             name
-                         that the setting ``optimizer`` takes, such as "adam" or "AdamW"
+                         of parameters that are trained to one: it gets Eq. 3 of the noisy sum,
+                         divided by q N, in ``.grad``, which stays there after the step; its
+                         learning rate is its owner's to schedule. Or a name that the setting
+                         ``optimizer`` takes, such as "adam" or "AdamW"
         ledger           path of an append-only file: one for each data set, for all runs on it.
-                         Without a path the
-                         ledger is a temporary file that ends with this object, so resuming
-                             elsewhere needs a path
+                         Without a path the ledger is a temporary file that ends with this object,
+                         so resuming elsewhere needs a path
         fresh_data       your word that the data are others than those behind the weights that
-                         ``model`` starts from: by
-                         default, weights that a private step has trained are refused without its
-                             ledger
+                         ``model`` starts from: by default, weights that a private step has trained
+                         are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does
-                         not mix examples; in
-                         addition to made-up rows of these shapes and types, or of those of the
-                             first two of the data
-        probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs,
-                         targets); it draws
-                         from the generator alone, and never reads private data
+                         not mix examples; in addition to made-up rows of these shapes and types, or
+                         of those of the first two of the data
+        probe            ``probe(count, generator)``: public inputs for probe carriers, or
+                         (inputs, targets); it draws from the generator alone, and never reads
+                         private data
         classifier       path of the head, whose last Linear stays dense; by default the model's
                          last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are
                          secret
         isolation        how passes run the model: "isolated", "rows" or "checked"
-                         (``docs/privacy.md``); by default
-                         ("auto") library code is checked and your own isolated. The property says
-                             which it is
+                         (``docs/privacy.md``); by default ("auto") library code is checked and your
+                         own isolated. The property says which it is
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
 
@@ -255,7 +247,7 @@ class PrivateStep:
             num_rows=num_examples,
             persons=persons,
         )
-        self._account.writer.begin(trainable(model), NOTED)
+        self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example, isolation)

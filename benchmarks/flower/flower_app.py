@@ -27,10 +27,8 @@ from fedlsg.simulations.engines.cluster import short_base
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import as_config
 
-SERVER_APP, CLIENT_APP = (
-    "fedlsg.simulations.server.server_app:app",
-    "fedlsg.simulations.client.client_app:app",
-)
+SERVER_APP = "fedlsg.simulations.server.server_app:app"
+CLIENT_APP = "fedlsg.simulations.client.client_app:app"
 PATIENCE = 120.0
 ENVIRONMENT = {
     # else Flower builds an environment before every run

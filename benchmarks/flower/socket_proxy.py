@@ -70,10 +70,8 @@ class CountingProxy:
         """All finished exchanges, connection by connection."""
         found = []
         for connection in list(self.connections):
-            requests, responses = (
-                split_http(bytes(connection.up)),
-                split_http(bytes(connection.down)),
-            )
+            requests = split_http(bytes(connection.up))
+            responses = split_http(bytes(connection.down))
             for (first, body, up), (_, answer, down) in zip(requests, responses, strict=False):
                 path = first.split()[1].decode()
                 found.append(Exchange(path=path, up=up, down=down, request=body, response=answer))

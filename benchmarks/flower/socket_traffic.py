@@ -100,18 +100,14 @@ def _announcements(exchange: Exchange) -> Iterator[tuple[str, Any, tuple[str, st
     """
     if exchange.path.endswith("/push-messages"):
         sent = PushMessagesRequest.FromString(exchange.request)
-        pairs, kind, direction = (
-            zip(sent.messages_list, sent.message_object_trees, strict=True),
-            "push",
-            "up",
-        )
+        pairs = zip(sent.messages_list, sent.message_object_trees, strict=True)
+        kind = "push"
+        direction = "up"
     elif exchange.path.endswith("/pull-messages"):
         got = PullMessagesResponse.FromString(exchange.response)
-        pairs, kind, direction = (
-            zip(got.messages_list, got.message_object_trees, strict=True),
-            "pull",
-            "down",
-        )
+        pairs = zip(got.messages_list, got.message_object_trees, strict=True)
+        kind = "pull"
+        direction = "down"
     else:
         return
     for message, tree in pairs:

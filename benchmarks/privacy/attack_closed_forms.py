@@ -197,10 +197,8 @@ def measure(
     ``trials`` payloads with the example and as many without; the prediction is of the example's own
     clipped norm.
     """
-    with_it, without = (
-        clipped_sum(gradients, mechanism),
-        clipped_sum([block[1:] for block in gradients], mechanism),
-    )
+    with_it = clipped_sum(gradients, mechanism)
+    without = clipped_sum([block[1:] for block in gradients], mechanism)
     g = clipped_sum([block[:1] for block in gradients], mechanism)
 
     def payload(present: bool) -> Tensor:

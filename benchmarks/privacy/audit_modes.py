@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.privacy.digits_client import report
-from fedlsg.attacks.audit.noise_checks import unit_checks
+from fedlsg.attacks.audit.all_checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import silent_rounds
 from fedlsg.attacks.audit.unit_mode import record

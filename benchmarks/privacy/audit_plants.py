@@ -17,8 +17,8 @@ from torch import nn
 from benchmarks.privacy.audit_modes import CLIENTS, MODES, SHORT
 from benchmarks.privacy.digits_client import network
 from fedlsg.accounting.certified import epsilon
+from fedlsg.attacks.audit.all_checks import unit_checks
 from fedlsg.attacks.audit.games import games_of
-from fedlsg.attacks.audit.noise_checks import unit_checks
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated

@@ -181,10 +181,8 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
     totals: list[Tensor] = []
     own: list[Tensor] = []
     positions: list[int] = []
-    add_noise, summed = (
-        fedlsg.training.client_round.add_noise,
-        fedlsg.training.client_round.clipped_sum,
-    )
+    add_noise = fedlsg.training.client_round.add_noise
+    summed = fedlsg.training.client_round.clipped_sum
 
     def keep(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         totals.append(total.clone())

@@ -208,10 +208,8 @@ class Flower:
 
 def pairs_of(terms: Terms, *, pairs: int, warmup: int) -> dict[str, Any]:
     """The arms of both, interleaved, by kind of work."""
-    clients, server = (
-        {who: Client(terms, who, secret_root()) for who in terms.clients},
-        Server(terms),
-    )
+    clients = {who: Client(terms, who, secret_root()) for who in terms.clients}
+    server = Server(terms)
     rosters = accepted(server.rosters((who, client.keys()) for who, client in clients.items()))
     delivery = accepted(
         server.deliveries([(who, clients[who].shares(m)) for who, m in rosters.items()])

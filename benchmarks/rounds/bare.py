@@ -28,11 +28,9 @@ def private(plan: Plan) -> Round:
     public = PublicState.start(
         plan.initial.model(), plan.method, plan.schedule, seed=0, classifier="classifier"
     )
-    state, model, train = (
-        ServerState(public, divisor=plan.divisor),
-        public.model,
-        plan.workload.train,
-    )
+    state = ServerState(public, divisor=plan.divisor)
+    model = public.model
+    train = plan.workload.train
 
     def round_(number: int) -> None:
         frame, values = state.frame(), []

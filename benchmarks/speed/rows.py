@@ -34,10 +34,8 @@ from fedlsg.strategies.own_loop.user_inputs import Together
 COUNT = 8192
 CPU = torch.device("cpu")
 DRAW = torch.Generator().manual_seed(0)
-VECTORS, LABELS = (
-    torch.randn(COUNT, 64, generator=DRAW),
-    torch.randint(10, (COUNT,), generator=DRAW),
-)
+VECTORS = torch.randn(COUNT, 64, generator=DRAW)
+LABELS = torch.randint(10, (COUNT,), generator=DRAW)
 IMAGES = torch.rand(COUNT, 3, 32, 32, generator=DRAW)
 LENGTHS = torch.randint(4, 60, (COUNT,), generator=DRAW).tolist()
 TEXTS = [torch.randint(1, 1000, (length,), generator=DRAW) for length in LENGTHS]

@@ -211,10 +211,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name, one in long.items():
         later, fifth = one["rounds"][WARM:], max(len(one["rounds"]) // 5, 1)
-        one["first"], one["last"] = (
-            statistics.median(later[:fifth]),
-            statistics.median(later[-fifth:]),
-        )
+        one["first"] = statistics.median(later[:fifth])
+        one["last"] = statistics.median(later[-fifth:])
         parts = (one[key] for key in ("first", "last", "memory", "end", "resume", "report", "page"))
         print(
             "| {} | {:.4f} | {:.4f} | {:.0f} | {:.2f} | {:.2f} | {:.2f} | {:.1f} |".format(

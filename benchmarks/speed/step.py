@@ -99,10 +99,8 @@ def main() -> None:
                 interleave(steps, pairs=chosen.pairs, warmup=chosen.warmup, settle=settle),
                 REFERENCES,
             )
-            counted, peaks = (
-                {name: flops(step) for name, step in steps.items()},
-                device_peaks(steps, device),
-            )
+            counted = {name: flops(step) for name, step in steps.items()}
+            peaks = device_peaks(steps, device)
             print(
                 f"\n## {model}, batch {chosen.batch}, {threads} thread(s), {chosen.pairs} rounds\n",
                 flush=True,

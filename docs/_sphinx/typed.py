@@ -57,10 +57,8 @@ def _of_methods() -> str:
 
 
 def _of_runs() -> str:
-    runs, methods = (
-        all_settings(),
-        {*strategies.common_settings(), *strategies.recipe_settings()} - {*SHARES},
-    )
+    runs = all_settings()
+    methods = {*strategies.common_settings(), *strategies.recipe_settings()} - {*SHARES}
     skipped = {*INTERNAL, *explicit(simulate)}
     known = {name: runs[name] for name in sorted(runs) if name not in {*skipped, *methods}}
     more = {

@@ -22,8 +22,9 @@ covers is refused (``AccountingError``).
 
 from fedlsg.accounting.calibrate import calibrate_each, calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.certified import ACCOUNTANTS, compose, epsilon
+from fedlsg.accounting.checks import check_delta
 from fedlsg.accounting.closed_forms import surely_within
-from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, check_delta
+from fedlsg.accounting.events import AccountingError, EpsilonBound, Event
 from fedlsg.accounting.population import Events, Spread, displayed, shared_rates, spread
 
 __all__ = [

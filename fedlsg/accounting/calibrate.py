@@ -13,19 +13,15 @@ from functools import lru_cache
 
 from fedlsg.accounting import hints
 from fedlsg.accounting.certified import certified_or_inf, compose, rough
-from fedlsg.accounting.events import (
-    AccountingError,
-    Event,
+from fedlsg.accounting.checks import (
     checked_delta,
     checked_epsilon,
     checked_log_ratio,
     checked_noise_multiplier,
     checked_sample_rate,
     checked_steps,
-    raised,
-    split,
-    sum_up,
 )
+from fedlsg.accounting.events import AccountingError, Event, add_log_ratio, split_log_ratio, sum_up
 from fedlsg.config.foreign import explain_other_names
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
@@ -117,11 +113,9 @@ def _calibrated(
 ) -> float:
     """The search of ``calibrate_noise_multiplier``, without the witness."""
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, steps, log_ratio = (
-        checked_sample_rate(sample_rate),
-        checked_steps(steps),
-        checked_log_ratio(log_ratio),
-    )
+    q = checked_sample_rate(sample_rate)
+    steps = checked_steps(steps)
+    log_ratio = checked_log_ratio(log_ratio)
 
     def events(sigma: float) -> list[Event]:
         return [
@@ -132,7 +126,7 @@ def _calibrated(
     def reported(sigma: float) -> float:
         return certified_or_inf(events(sigma), delta)
 
-    if (added := raised(0.0, split(events(1.0))[1])) >= target:
+    if (added := add_log_ratio(0.0, split_log_ratio(events(1.0))[1])) >= target:
         raise AccountingError(
             f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid"
         )

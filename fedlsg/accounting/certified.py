@@ -14,18 +14,18 @@ from dataclasses import astuple, replace
 from types import ModuleType
 
 from fedlsg.accounting import closed_forms, hints
+from fedlsg.accounting.checks import checked_delta
 from fedlsg.accounting.events import (
     AccountingError,
     EpsilonBound,
     Event,
     Interval,
+    add_log_ratio,
     canonical,
-    checked_delta,
-    fewer,
-    in_words,
-    raised,
+    coarsen,
+    describe,
     smaller_delta,
-    split,
+    split_log_ratio,
 )
 from fedlsg.config.foreign import explain_other_names
 from fedlsg.user_code.short_traceback import short_traceback
@@ -37,7 +37,7 @@ SMALLEST_NOISE = 0.02
 """Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is
 protected.
 """
-WITNESSED, MOST_SETTINGS = 8, 256
+MAX_WITNESSED_SETTINGS, MAX_SETTINGS = 8, 256
 """Different (q, sigma): so many are witnessed, a second for each; more than the other are merged
 upwards.
 """
@@ -79,15 +79,13 @@ def compose(
     """Epsilon at ``delta`` of all events on the same examples; their order does not matter.
 
     Guarantee: the true epsilon is not above ``upper``, a bound that holds with its own rounding. It
-    is at most .1 %
-    above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness``
-    is "prv" if prv-accountant answered and its interval allows ``upper``, else "unwitnessed";
-    ``failures`` says why.
+    is at most .1 % above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7
+    steps. ``witness`` is "prv" if prv-accountant answered and its interval allows ``upper``, else
+    "unwitnessed"; ``failures`` says why.
     No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a
-    progress display;
-    the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma)
-    have no witness, more than ``MOST_SETTINGS`` are merged to fewer that lose more
-    (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
+    progress display; the reported number takes both. Cost is bounded: more than
+    ``MAX_WITNESSED_SETTINGS`` different (q, sigma) have no witness, more than ``MAX_SETTINGS`` are
+    merged to fewer that lose more (``events.coarsen``): ``upper`` still holds, ``lower`` is 0.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2
     Lambda is added to every ``estimate`` and ``upper``. ``lower`` is then what they say of the
@@ -99,7 +97,7 @@ def compose(
     delta = checked_delta(delta)
     if not accountants or not set(accountants) <= set(ACCOUNTANTS):
         raise ValueError(f"expected {accountants=} among {ACCOUNTANTS}")
-    plain, log_ratio = split(events)
+    plain, log_ratio = split_log_ratio(events)
     merged, delta = canonical(plain), smaller_delta(delta, log_ratio)
     if not merged:
         return EpsilonBound(
@@ -116,7 +114,7 @@ def compose(
     if not intervals or ("pld" in accountants and set(intervals) == {"prv"}):
         reasons = "; ".join(f"{name}: {text}" for name, text in failures.items())
         raise AccountingError(
-            f"no accountant certifies an epsilon for {in_words(merged)} at delta {delta:.6g}: give "
+            f"no accountant certifies an epsilon for {describe(merged)} at delta {delta:.6g}: give "
             f"a larger noise multiplier, or an epsilon in its place ({reasons})"
         )
     name = min(
@@ -146,11 +144,11 @@ def _certified(
         return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
     if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
-    merged, whole = len(events) > MOST_SETTINGS, events
-    events = fewer(events, MOST_SETTINGS)
+    merged, whole = len(events) > MAX_SETTINGS, events
+    events = coarsen(events, MAX_SETTINGS)
     found: Intervals = {}
     lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
-    hopeless = len(events) > WITNESSED and lost > HOPELESS
+    hopeless = len(events) > MAX_WITNESSED_SETTINGS and lost > HOPELESS
     answer = "not tried: epsilon is in the thousands" if hopeless else _answer("pld", events, delta)
     if isinstance(answer, str):
         failures["pld"] = answer
@@ -159,10 +157,10 @@ def _certified(
     if (
         "pld" in found
         and not merged
-        and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta))
+        and (len(events) > MAX_WITNESSED_SETTINGS or _below_renyi(found["pld"], events, delta))
     ):
         return found  # of many events the other bound takes longer, and is rarely smaller
-    renyi = closed_forms.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
+    renyi = closed_forms.interval(coarsen(whole, 4 * MAX_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
         found["renyi"] = renyi
     return found
@@ -178,10 +176,10 @@ def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bo
 
 def _witness(events: tuple[Event, ...], delta: float) -> Intervals | str:
     """prv-accountant's interval, or why there is none."""
-    if len(events) > WITNESSED:
+    if len(events) > MAX_WITNESSED_SETTINGS:
         return (
             f"not asked: {len(events)} different sample rates and noise multipliers, more than "
-            f"{WITNESSED}"
+            f"{MAX_WITNESSED_SETTINGS}"
         )
     silent = ""
 
@@ -261,7 +259,7 @@ def _agreement(intervals: Intervals, name: str, events: tuple[Event, ...], delta
     prv, reported = intervals["prv"], intervals[name]
     if prv.lower > reported.upper * (1 + 1e-9):
         raise AccountingError(
-            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: "
+            f"two accountants contradict each other for {describe(events)} at delta {delta:.6g}: "
             f"{name} says that epsilon is at most {reported.upper:.6g}, prv that it is at least "
             f"{prv.lower:.6g}. No epsilon is reported: take another noise multiplier or number of "
             "steps, and report these numbers as a bug"
@@ -271,21 +269,24 @@ def _agreement(intervals: Intervals, name: str, events: tuple[Event, ...], delta
 
 def _raised(interval: Interval, log_ratio: float) -> Interval:
     """``estimate`` and ``upper`` with 2 Lambda."""
-    estimate, upper = raised(interval.estimate, log_ratio), raised(interval.upper, log_ratio)
+    estimate = add_log_ratio(interval.estimate, log_ratio)
+    upper = add_log_ratio(interval.upper, log_ratio)
     return Interval(lower=interval.lower, estimate=estimate, upper=upper)
 
 
 def rough(events: Sequence[Event], delta: float) -> float:
     """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
-    plain, log_ratio = split(events)
+    plain, log_ratio = split_log_ratio(events)
     try:
         merged = canonical(plain)
         if _full_batches(merged):
             return certified_or_inf(events, delta)
         if min(e.noise_multiplier for e in merged) < SMALLEST_NOISE:
             return math.inf
-        merged = fewer(merged, MOST_SETTINGS)
-        return raised(_library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio)
+        merged = coarsen(merged, MAX_SETTINGS)
+        return add_log_ratio(
+            _library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio
+        )
     except AccountingError:
         return math.inf
 

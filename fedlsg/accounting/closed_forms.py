@@ -41,11 +41,11 @@ from fedlsg.accounting.events import (
     AccountingError,
     Event,
     Interval,
+    add_log_ratio,
     canonical,
     check_plain,
-    raised,
     smaller_delta,
-    split,
+    split_log_ratio,
 )
 from fedlsg.accounting.step import log_expectations, log_sum
 
@@ -64,12 +64,12 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
     Guarantee: where it is True, this bound is at most ``epsilon``, and ``compose`` reports no more
     than this bound. Lambda of the events is charged as in ``compose``.
     """
-    plain, log_ratio = split(events)
+    plain, log_ratio = split_log_ratio(events)
     try:
         upper = interval(canonical(plain), smaller_delta(delta, log_ratio)).upper
     except AccountingError:
         return False
-    return raised(upper * (1 + 1e-9), log_ratio) <= epsilon
+    return add_log_ratio(upper * (1 + 1e-9), log_ratio) <= epsilon
 
 
 def interval(events: Sequence[Event], delta: float) -> Interval:

@@ -8,29 +8,33 @@ example counts as a removal and an addition and is not what these numbers bound.
 Lambda is for releases that are only nearly these mechanisms (discrete noise,
 docs/discrete-noise.md). At every outcome the logarithm of the ratio of both laws is within
 +-Lambda. If the mechanisms are (epsilon, delta)-private, the releases are (epsilon + 2 Lambda,
-e^Lambda delta)-private. No accountant knows Lambda: ``split`` takes it out, ``smaller_delta`` is
-what the accountants are asked at, and ``raised`` adds it to their answer.
+e^Lambda delta)-private. No accountant knows Lambda: ``split_log_ratio`` takes it out,
+``smaller_delta`` is what the accountants are asked at, and ``add_log_ratio`` adds it to their
+answer.
 """
 
 import math
-import operator
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedlsg.config import check_real
+from fedlsg.accounting.checks import checked_epsilon as checked_epsilon  # for own_loop
+from fedlsg.accounting.checks import (
+    checked_log_ratio,
+    checked_noise_multiplier,
+    checked_sample_rate,
+    checked_steps,
+)
 
 LEAST_RATE, MOST_NOISE = 1e-30, 1e30
 """An event beyond them is counted as one at them, which loses more."""
 LEAST_NOISE = 1e-6
 """Noise multiplier of full batches whose epsilon, above 10^11, is not computed."""
-SHOWN = 4
+EVENTS_SHOWN = 4
 """Events in a message."""
-FINEST = 128.0
-"""The finest grid of ``fewer``: powers 2^(k/n) for integers k, n = 128."""
-MOST_STEPS = 2**53
-"""Steps of an event: every number up to it is a float."""
+FINEST_LEVEL = 128.0
+"""The finest grid of ``coarsen``: powers 2^(k/n) for integers k, n = 128."""
 
 
 class AccountingError(ValueError):
@@ -107,9 +111,8 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     Differs at numbers whose squares no float holds: q below ``LEAST_RATE`` moves up, sigma above
     ``MOST_NOISE`` down.
 
-    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first.
-    AccountingError for full
-    batches almost without noise: an epsilon above 10^11.
+    Raises: ValueError for an event with a Lambda, which would be lost: ``split_log_ratio`` comes
+    first. AccountingError for full batches almost without noise: an epsilon above 10^11.
     """
     events = check_plain(events)
     counts: dict[tuple[float, float], int] = defaultdict(int)
@@ -123,7 +126,7 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     )
     if precision > LEAST_NOISE**-2:
         raise AccountingError(
-            f"no epsilon is certified of full batches with so little noise: {in_words(events)}"
+            f"no epsilon is certified of full batches with so little noise: {describe(events)}"
         )
     merged = [
         Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
@@ -135,7 +138,7 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(merged)
 
 
-def in_words(events: Iterable[Event]) -> str:
+def describe(events: Iterable[Event]) -> str:
     """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"; the first
     ones of many.
     """
@@ -143,12 +146,14 @@ def in_words(events: Iterable[Event]) -> str:
     words = [
         f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} "
         f"step{'' if event.steps == 1 else 's'} at sample rate {event.sample_rate:.4g})"
-        for event in events[:SHOWN]
+        for event in events[:EVENTS_SHOWN]
     ]
-    return " and ".join(words + ([f"{len(events) - SHOWN} more"] if len(events) > SHOWN else []))
+    return " and ".join(
+        words + ([f"{len(events) - EVENTS_SHOWN} more"] if len(events) > EVENTS_SHOWN else [])
+    )
 
 
-def split(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
+def split_log_ratio(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
     """The same events without Lambda, and the sum of their Lambdas, rounded up."""
     events = tuple(events)
     plain = tuple(replace(event, log_ratio=0.0) if event.log_ratio else event for event in events)
@@ -184,7 +189,7 @@ def smaller_delta(delta: float, log_ratio: float) -> float:
     return smaller
 
 
-def raised(epsilon: float, log_ratio: float) -> float:
+def add_log_ratio(epsilon: float, log_ratio: float) -> float:
     """epsilon + 2 Lambda, rounded up."""
     return math.nextafter(epsilon + 2 * log_ratio, math.inf) if log_ratio else epsilon
 
@@ -199,84 +204,7 @@ def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
     return events
 
 
-def checked_sample_rate(sample_rate: float) -> float:
-    check_real(sample_rate=sample_rate)
-    if not 0 < sample_rate <= 1:
-        raise ValueError(
-            f"expected 0 < {sample_rate=} <= 1: the chance that one example enters a batch (1 = "
-            "full batch)"
-        )
-    return float(sample_rate)
-
-
-def checked_noise_multiplier(noise_multiplier: float) -> float:
-    check_real(noise_multiplier=noise_multiplier)
-    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        raise ValueError(
-            f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with "
-            "infinite noise nothing is learned; calibrate it to a target epsilon or use a "
-            "mechanism that claims no privacy"
-        )
-    return float(noise_multiplier)
-
-
-def checked_steps(steps: int) -> int:
-    try:
-        count = operator.index(steps)
-    except TypeError:
-        raise ValueError(f"expected an integer {steps=}: the number of noisy steps") from None
-    if isinstance(steps, bool) or not 1 <= count <= MOST_STEPS:
-        raise ValueError(
-            f"expected an integer {steps=} from 1 to 2^53: an event without a step is left out, "
-            "not entered"
-        )
-    return count
-
-
-def checked_log_ratio(log_ratio: float) -> float:
-    if not 0 <= log_ratio < math.inf:
-        raise ValueError(
-            f"expected a finite {log_ratio=} >= 0: how far the logarithm of the ratio of the "
-            "release's law and the Gaussian one can be from 0; if it is infinite, take a finer grid"
-        )
-    return float(log_ratio)
-
-
-def checked_delta(delta: float) -> float:
-    check_real(delta=delta)
-    if not 0 < delta < 1:
-        raise ValueError(
-            f"expected 0 < {delta=} < 1: take less than 1 / number of examples, such as 1e-5"
-        )
-    return float(delta)
-
-
-def checked_epsilon(epsilon: float) -> float:
-    check_real(epsilon=epsilon)
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(
-            f"expected a finite {epsilon=} > 0: the privacy budget; train without a mechanism for "
-            "no privacy"
-        )
-    return float(epsilon)
-
-
-def check_delta(delta: float, num_examples: int) -> None:
-    """Refuse a delta at which publishing one example at random would count as private.
-
-    Raises: ValueError unless 0 < delta < 1 / num_examples.
-    """
-    checked_delta(delta)
-    if num_examples < 1:
-        raise ValueError(f"expected {num_examples=} >= 1: a client without examples does not train")
-    if delta >= 1 / num_examples:
-        raise ValueError(
-            f"expected {delta=} < 1 / {num_examples=} = {1 / num_examples:.3g}: at a larger delta "
-            "releasing one whole example would pass as private; lower delta"
-        )
-
-
-def fewer(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
+def coarsen(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
     """At most ``most`` different (q, sigma) that lose at least as much privacy, on the finest grid
     that has so few.
 
@@ -284,7 +212,7 @@ def fewer(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
     so q moves up and sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As
     many steps in all; the same events if they are few.
     """
-    fewer_events, level = events, FINEST
+    fewer_events, level = events, FINEST_LEVEL
     while len(fewer_events) > most:
         fewer_events = canonical(
             replace(

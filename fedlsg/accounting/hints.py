@@ -23,11 +23,11 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from fedlsg.owner_only import OTHERS, is_closed, make_folder
+from fedlsg.owner_only import OTHERS_BITS, is_closed, make_folder
 
 Answer = tuple[float, ...]
 
-MOST, LARGEST = 2048, 2**16
+MAX_ENTRIES, MAX_ENTRY_BYTES = 2048, 2**16
 """Entries, of which the oldest quarter is removed beyond it; and bytes of one."""
 USED = ("numpy", "scipy", "prv-accountant")
 
@@ -80,9 +80,9 @@ def _read(question: str) -> Answer | None:
         is_own = os.name != "posix" or (status.st_uid == os.geteuid() == path.parent.stat().st_uid)
         if (
             not is_own
-            or status.st_mode & OTHERS
+            or status.st_mode & OTHERS_BITS
             or not is_closed(path.parent)
-            or status.st_size > LARGEST
+            or status.st_size > MAX_ENTRY_BYTES
         ):
             return None
         record = json.loads(path.read_bytes())
@@ -115,8 +115,8 @@ def _write(question: str, answer: Answer) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     files = list(path.parent.iterdir())
-    if len(files) > MOST:
-        for old in sorted(files, key=_age)[: len(files) - MOST * 3 // 4]:
+    if len(files) > MAX_ENTRIES:
+        for old in sorted(files, key=_age)[: len(files) - MAX_ENTRIES * 3 // 4]:
             old.unlink(missing_ok=True)
 
 

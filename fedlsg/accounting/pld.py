@@ -18,10 +18,10 @@ that is of order 1: the factor in front, which is the Chernoff bound, carries th
 Without a tilt they would be absolute errors of delta, and nothing below 1e-11 could be told. What
 is added to delta, at every epsilon:
 
-* FFT. |f^ - f| <= e = `tilt.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that
-  of the product is off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that over
-  frequencies, and e prod (|f^| + e)^T for the inverse, bound the error of every g(s); the sum of
-  the weights turns it into one of delta. Where it is not small (large losses that are rare: the
+* FFT. |f^ - f| <= e = `tilt.FFT_PASS_ROUNDING` log2(N) u for each coefficient of a law with sum 1,
+  so that of the product is off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that
+  over frequencies, and e prod (|f^| + e)^T for the inverse, bound the error of every g(s); the sum
+  of the weights turns it into one of delta. Where it is not small (large losses that are rare: the
   tilted law has no middle at epsilon), the transforms take extended precision.
 * Aliasing. The transform is periodic: g(s) also has the mass at s + j N h. That only adds. What is
   above the window is missing there, and is added whole: P(S > top) <= e^(K(theta') - theta' top)
@@ -30,8 +30,8 @@ is added to delta, at every epsilon:
 * Rounding of masses, T `step.MASS_ROUNDING` of delta. That of losses, a few u each, is added to
   epsilon.
 
-h is chosen so that rounding to the grid costs `tilt.TIGHTNESS` of epsilon: by Hoeffding's lemma it
-adds at most theta (1 + theta) h^2 / 8 to a step's K, on average 1 / 12.
+h is chosen so that rounding to the grid costs `tilt.EPSILON_SHARE` of epsilon: by Hoeffding's lemma
+it adds at most theta (1 + theta) h^2 / 8 to a step's K, on average 1 / 12.
 """
 
 import math
@@ -43,8 +43,8 @@ import numpy as np
 from fedlsg.accounting.events import AccountingError, Event, Interval
 from fedlsg.accounting.step import MASS_ROUNDING
 from fedlsg.accounting.tilt import (
+    EPSILON_SHARE,
     MAX_WINDOW,
-    TIGHTNESS,
     Curve,
     Sum,
     TiltedGrid,
@@ -121,14 +121,14 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
             break
         best = bounds if best is None or bounds.upper < best.upper else best
         upper = bounds.upper
-        fine = added <= 1.5 * TIGHTNESS * upper
+        fine = added <= 1.5 * EPSILON_SHARE * upper
         # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must
         # agree.
-        settled = upper >= 200 * grid.width or before - upper <= TIGHTNESS * upper
+        settled = upper >= 200 * grid.width or before - upper <= EPSILON_SHARE * upper
         if upper == 0 or (fine and settled) or grid.cells > MAX_WINDOW / 4:
             break
         before = upper
-        scale *= 0.25 if fine else min(0.5, TIGHTNESS * upper / added)
+        scale *= 0.25 if fine else min(0.5, EPSILON_SHARE * upper / added)
     assert best is not None
     return best
 

@@ -26,24 +26,28 @@ from fedlsg.accounting.certified import ACCOUNTANTS, SMALLEST_NOISE, upper_or_in
 from fedlsg.accounting.events import (
     AccountingError,
     Event,
+    add_log_ratio,
     canonical,
     grid_down,
     grid_up,
-    raised,
     smaller_delta,
-    split,
+    split_log_ratio,
 )
 
 Events = tuple[Event, ...]
 
-EXACT = 16  # up to so many different clients, each is computed and witnessed: half a second each
-FRONT = 32  # up to so many of a front, each is computed by the cheap accountant: 0.05 s each
-QUESTIONS = 80  # after so many calls a cell's bound is accepted
-SAMPLE = 9  # the lower half of the clients is guessed from so many results
+MAX_EXACT_CLIENTS = 16
+"""Different clients of which each is computed and witnessed: half a second each."""
+MAX_FRONT_CLIENTS = 32
+"""Clients of a front of which each is computed by the quick accountant: 0.05 s each."""
+MAX_QUESTIONS = 80
+"""Calls after which a cell's bound is accepted."""
+SAMPLED_CLIENTS = 9
+"""Results from which the lower half of the clients is guessed."""
 LEVELS = (2, 4, 8, 16, 32, 64, 128)
-OWN = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
+OWN_DEPTH = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
 DISPLAYED = 8
-CHEAP = ("pld",)
+QUICK_ACCOUNTANTS = ("pld",)
 UNBOUNDED = (Event(sample_rate=0.5, noise_multiplier=SMALLEST_NOISE / 2, steps=1),)
 """Events of which no accountant certifies a finite epsilon, nor of those that cover them."""
 
@@ -62,18 +66,19 @@ class Spread:
 def displayed(
     population: Sequence[Sequence[Event]], *, delta: float, counts: Sequence[int] | None = None
 ) -> Spread:
-    """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on
-    a grid of q and T.
+    """`spread` for a running display, by the quick accountant.
+
+    Beyond `MAX_EXACT_CLIENTS` different clients it is on a grid of q and T.
 
     Later rounds then find cached results of earlier ones. Differs from `spread` upwards only: q, T
     and Lambda rise by less than a tenth. ``counts``: how many clients have each of the events; one
     by default.
     """
     merged, log_ratio = _merged(population)
-    if len(set(merged)) > EXACT:
+    if len(set(merged)) > MAX_EXACT_CLIENTS:
         merged = [move_to_grid(events, DISPLAYED, sigma=False) for events in merged]
         log_ratio = ratio_up(log_ratio, DISPLAYED)
-    return _raised_spread(merged, log_ratio, delta, CHEAP, counts)
+    return _raised_spread(merged, log_ratio, delta, QUICK_ACCOUNTANTS, counts)
 
 
 def spread(
@@ -87,11 +92,11 @@ def spread(
     is certified.
 
     Guarantee: neither is below what one of the ``accountants`` certifies of the client in question.
-    Up to `EXACT` different clients both are exactly those of `compose`. Beyond that the largest is
-    exact unless `QUESTIONS` did not suffice; the median is an upper bound, which can be half too
-    large (docs/performance.md). If the clients' Lambdas differ, each counts as the largest one:
-    both are upper bounds, and ``worst`` is the worst at one Lambda. Both are infinite if that
-    Lambda is too large for delta. ``counts``: as in ``displayed``.
+    Up to `MAX_EXACT_CLIENTS` different clients both are exactly those of `compose`. Beyond that the
+    largest is exact unless `MAX_QUESTIONS` did not suffice; the median is an upper bound, which can
+    be half too large (docs/performance.md). If the clients' Lambdas differ, each counts as the
+    largest one: both are upper bounds, and ``worst`` is the worst at one Lambda. Both are infinite
+    if that Lambda is too large for delta. ``counts``: as in ``displayed``.
     """
     merged, log_ratio = _merged(population)
     return _raised_spread(merged, log_ratio, delta, accountants, counts)
@@ -99,7 +104,7 @@ def spread(
 
 def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
     """The clients' events without Lambda, and the largest Lambda of a client."""
-    parts = [split(events) for events in population]
+    parts = [split_log_ratio(events) for events in population]
     return [_canonical(plain) for plain, _ in parts], max(
         (log_ratio for _, log_ratio in parts), default=0.0
     )
@@ -128,10 +133,8 @@ def _raised_spread(
     spread_of_all = _spread(
         merged, delta, accountants, [1] * len(merged) if counts is None else counts
     )
-    largest, median = (
-        raised(spread_of_all.largest, log_ratio),
-        raised(spread_of_all.median, log_ratio),
-    )
+    largest = add_log_ratio(spread_of_all.largest, log_ratio)
+    median = add_log_ratio(spread_of_all.median, log_ratio)
     return Spread(largest=largest, median=median, worst=spread_of_all.worst)
 
 
@@ -141,7 +144,7 @@ def _spread(
     """Spread of clients without Lambda."""
     half = sum(counts) // 2
     different = sorted(set(merged), key=_spent)
-    if len(different) <= EXACT:
+    if len(different) <= MAX_EXACT_CLIENTS:
         exact = {events: upper_or_inf(events, delta, accountants) for events in different}
         each = [exact[events] for events in merged]
         largest = max(each)
@@ -180,7 +183,7 @@ def _covering(
     own.
     """
     members = front(clients)
-    depth, group = (0 if len(members) > FRONT else OWN), members
+    depth, group = (0 if len(members) > MAX_FRONT_CLIENTS else OWN_DEPTH), members
     # the largest bound first: its negative, a number, depth
     waiting: list[tuple[float, int, int, list[Events]]] = []
     questions = 0
@@ -188,13 +191,15 @@ def _covering(
         cells: dict[Events, list[Events]] = {}
         for events in group:
             cells.setdefault(
-                events if depth == OWN else move_to_grid(events, LEVELS[depth]), []
+                events if depth == OWN_DEPTH else move_to_grid(events, LEVELS[depth]), []
             ).append(events)
         for cell, inside in cells.items():
             questions += 1
-            heapq.heappush(waiting, (-upper_or_inf(cell, delta, CHEAP), questions, depth, inside))
+            heapq.heappush(
+                waiting, (-upper_or_inf(cell, delta, QUICK_ACCOUNTANTS), questions, depth, inside)
+            )
         bound, _, depth, group = heapq.heappop(waiting)
-        if depth == OWN or questions >= QUESTIONS:
+        if depth == OWN_DEPTH or questions >= MAX_QUESTIONS:
             return max(-bound, upper_or_inf(group[0], delta, accountants)), group[0]
         depth += 1
 
@@ -266,10 +271,11 @@ def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
     """
     rows = [_features(events) for events in clients]
     sampled = sorted(
-        {round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)}
+        {round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLED_CLIENTS)}
     )
     bounds = [
-        math.log(min(max(upper_or_inf(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in sampled
+        math.log(min(max(upper_or_inf(clients[i], delta, QUICK_ACCOUNTANTS), 1e-9), 1e9))
+        for i in sampled
     ]
     weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(bounds), rcond=1e-9)[0]
     return [

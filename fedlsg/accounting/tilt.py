@@ -20,13 +20,13 @@ from fedlsg.accounting.step import nodes, outside, reach_for, rounded
 
 Vector = Float64[np.ndarray, " n"]
 
-TIGHTNESS = 3e-4  # of epsilon, given up to the grid
+EPSILON_SHARE = 3e-4  # of epsilon, given up to the grid
 # of delta, given up to what is outside the window and to outputs that are not described
 SMALL_SHARE = 1e-7
-ALIASED = 1e-6  # of the tilted law, may be above the window's length
+ALIASED_SHARE = 1e-6  # of the tilted law, may be above the window's length
 MAX_CELLS, MAX_WINDOW = 2**22, 2**23  # of one step, and of the composition: seconds and 500 MB
-COARSEST = 1.0
-ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products, at most 10 u each
+COARSEST_WIDTH = 1.0
+FFT_PASS_ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products, at most 10 u each
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +134,9 @@ class TiltedGrid:
     """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in
     widths.
 
-    ``above``: an upper bound of P(S > the window). ``chernoff``: (t, log E[e^(t S)] or more) with t
-    > theta, for the bound of what aliasing adds to delta.
+    ``above``: an upper bound of P(S > the window).
+    ``chernoff``: (t, log E[e^(t S)] or more) with t > theta, for the bound of what aliasing adds to
+        delta.
     """
 
     theta: float
@@ -161,15 +162,15 @@ class TiltedGrid:
 def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
     """Width and window for an epsilon near ``scale``."""
     steps, steepest = total.steps, total.steepest
-    surely = TIGHTNESS * scale / steps
-    on_average = math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta)))
-    width = min(max(surely, on_average), COARSEST)
-    log_share, log_aliased = math.log(SMALL_SHARE * delta), math.log(ALIASED)
+    surely = EPSILON_SHARE * scale / steps
+    on_average = math.sqrt(12 * EPSILON_SHARE * scale / (steps * (1 + theta)))
+    width = min(max(surely, on_average), COARSEST_WIDTH)
+    log_share, log_aliased = math.log(SMALL_SHARE * delta), math.log(ALIASED_SHARE)
     k, mean, variance = total.moments(theta)
     while True:
         grid = steps * width**2 / 8  # K(t) rises by at most (t + t^2) of it
         spread = math.sqrt(variance + 2 * grid)
-        # P(S > top) <= SMALL_SHARE delta, and of the tilted law at most ALIASED is `beyond` it.
+        # P(S > top) <= SMALL_SHARE delta; of the tilted law at most ALIASED_SHARE is `beyond` it.
         high = solve(lambda t, k, mean: t * mean + grid * t**2 - k + log_share, total, steepest)  # noqa: B023
         k_high = total.moments(high)[0] + grid * (high + high**2)
         top = (k_high - log_share) / high
@@ -192,7 +193,7 @@ def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
         if length <= longest:
             break
         width *= max(1.05, length / longest)
-        if width > COARSEST:
+        if width > COARSEST_WIDTH:
             raise AccountingError(
                 f"the loss of {steps:,} steps does not fit a grid: raise the noise multiplier"
             )
@@ -229,7 +230,7 @@ def tilted(total: Sum, plan: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curv
     errors.
     """
     log_front, centre = 0.0, 0
-    each = ROUNDING * unit(dtype) * math.log2(plan.cells)
+    each = FFT_PASS_ROUNDING * unit(dtype) * math.log2(plan.cells)
     size = plan.cells // 2 + 1
     magnitude, phase, worst, nearly = (np.zeros(size, dtype=dtype) for _ in range(4))
     with np.errstate(divide="ignore", under="ignore"):

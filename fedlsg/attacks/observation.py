@@ -52,8 +52,8 @@ class ThreatModel:
 class Knowledge:
     """What a threat model grants about one observation: None where it grants nothing.
 
-    labels: the targets, (B,) classes or (B, ...), in no particular order; examples: B, over all
-    clients of the observation.
+    labels: the targets, (B,) classes or (B, ...), in no particular order.
+    examples: B, over all clients of the observation.
     """
 
     labels: Shaped[Tensor, "batch *target"] | None = None

@@ -22,18 +22,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-LEVEL = 0.01
+FALSE_ALARM_CHANCE = 0.01
 """Probability at most that one attack of a run is said to recognise something without a payload."""
-IMAGE, TEXT = 0.9, 0.6
+RECOVERED_IMAGE, RECOVERED_TEXT = 0.9, 0.6
 """Similarity from which on an image or a text is said to be recovered: of an image .8 of what it
 has beyond the blind guess is explained. An image can be plain to see far below it (.5), and a
 noisy texture be above .7.
 """
-CONVERGED = 0.01
+MAX_UNEXPLAINED = 0.01
 """A search that leaves a larger share of an update unexplained has found no batch that may have
 made it.
 """
-MIXED = 500
+MAX_MIXED_IMAGES = 500
 """Public images whose differences are rivals at most: 249,500 differences."""
 ALIKE = 1e-4
 """Two public images with a squared difference below this share of both have no difference."""
@@ -41,15 +41,16 @@ EQUAL = 1e-6
 """A public image with a smaller squared difference to an original, as a share of the original, is
 the original itself.
 """
-CLOSE, EXACT = 1e-4, 1e-3
-"""Cosines are rounded to ``CLOSE``, and distances decide between equal ones: of images that differ
-in one number alone, such as their brightness, all have one direction. ``EXACT``: see ``mixed``.
+COSINE_STEP, EXACT = 1e-4, 1e-3
+"""Cosines are rounded to ``COSINE_STEP``, and distances decide between equal ones: of images that
+differ in one number alone, such as their brightness, all have one direction. ``EXACT``: see
+``mixed``.
 """
-BLOCK = 2**24
+POOL_NUMBERS = 2**24
 """Numbers of public images that are in memory at once, next to the images themselves."""
 NO_PAIRS: Int64[Tensor, "2 0"] = torch.zeros(2, 0, dtype=torch.int64)
 """Of a pool without synthetic images."""
-TINY = 1e-12
+ZERO_NORM = 1e-12
 """Stands for the norm of an image that is the blind guess: its similarity to any other is 0."""
 
 Verdict = Literal["recovered", "recognisable", "not told apart", "undecided"]
@@ -61,8 +62,9 @@ LEAKS: tuple[Verdict, Verdict] = ("recovered", "recognisable")
 class Recognition:
     """The verdict on one original.
 
-    similarity: to the guess that is nearest to it. rival: of the public example that is nearest to
-    any guess. p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
+    similarity: to the guess that is nearest to it.
+    rival: of the public example that is nearest to any guess.
+    p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
     """
 
     similarity: float
@@ -77,12 +79,12 @@ class Recognition:
         two as near.
         """
         first = round(self.p * self.among) == 1
-        return first and self.verdict == "undecided" and self.p <= LEVEL
+        return first and self.verdict == "undecided" and self.p <= FALSE_ALARM_CHANCE
 
 
 def pool_size(examples: int) -> int:
     """The public examples that a verdict on so many originals needs at least."""
-    return math.ceil(examples / LEVEL - 1e-9)
+    return math.ceil(examples / FALSE_ALARM_CHANCE - 1e-9)
 
 
 def recognise(
@@ -97,14 +99,16 @@ def recognise(
 ) -> Recognition:
     """The verdict on one original, from the similarities of all guesses to it and to the pool.
 
-    ``examples``: originals that the run judges. ``least``: see ``IMAGE``. ``unexplained``: the
-    search's own evidence, see ``CONVERGED``. ``blind``: the blind guess's similarity to it, one
-    rival more. ``mixed``: the largest similarity to a mixture of public ones.
+    ``examples``: originals that the run judges.
+    ``least``: see ``RECOVERED_IMAGE``.
+    ``unexplained``: the search's own evidence, see ``MAX_UNEXPLAINED``.
+    ``blind``: the blind guess's similarity to it, one rival more.
+    ``mixed``: the largest similarity to a mixture of public ones.
 
     Guarantee: where the guesses know no more of the original than of the pool, it is "recovered"
-    or "recognisable" with a probability of at most ``LEVEL`` / examples: it has to be the nearest
-    of all. Each public example, as the original, is compared with the guess that is nearest to it:
-    no pair is chosen by the truth.
+    or "recognisable" with a probability of at most ``FALSE_ALARM_CHANCE`` / examples: it has to be
+    the nearest of all. Each public example, as the original, is compared with the guess that is
+    nearest to it: no pair is chosen by the truth.
     An original that is the nearest of a pool of ``pool_size`` is never "not told apart": it is
     "undecided" where a mixture is as near, which makes chance rarer than the pool alone can.
     Neither needs a search that converged; "not told apart" does.
@@ -116,7 +120,7 @@ def recognise(
     if size >= pool_size(examples):
         if rank == 1 and nearest > mixed:
             verdict = "recovered" if nearest >= least else "recognisable"
-        elif rank > 1 and (unexplained is None or unexplained <= CONVERGED):
+        elif rank > 1 and (unexplained is None or unexplained <= MAX_UNEXPLAINED):
             verdict = "not told apart"
     return Recognition(
         similarity=nearest, rival=rival, p=min(rank / size, 1.0), among=size, verdict=verdict
@@ -127,11 +131,12 @@ def recognise(
 class ImagePool:
     """Public images of one class, by what each has beyond the blind guess of the class.
 
-    rows: those of ``beyond`` that are in the pool; None: all. pairs: synthetic images come after
-    them, each the difference of two rows of ``beyond`` over sqrt(2), which has the same covariance.
+    rows: those of ``beyond`` that are in the pool; None: all.
+    pairs: synthetic images come after them, each the difference of two rows of ``beyond`` over
+        sqrt(2), which has the same covariance.
 
-    Guarantee: next to ``beyond`` it takes the memory of about ``BLOCK`` numbers, however many
-    synthetic images there are: all sums go over a few pixels at a time.
+    Guarantee: next to ``beyond`` it takes the memory of about ``POOL_NUMBERS`` numbers, however
+    many synthetic images there are: all sums go over a few pixels at a time.
     """
 
     blind: Float[Tensor, "*shape"]
@@ -150,7 +155,7 @@ class ImagePool:
         """Some pixels after the other of all images, or of the first ``most`` of them."""
         flat, rows = self.beyond.flatten(1), self.real[:most]
         first, second = self.pairs[:, : None if most is None else most - len(rows)]
-        step = max(BLOCK // max(len(rows) + len(first), 1), 1)
+        step = max(POOL_NUMBERS // max(len(rows) + len(first), 1), 1)
         for start in range(0, flat.shape[1], step):
             some = slice(start, start + step)
             part = flat[:, some]
@@ -161,8 +166,8 @@ class ImagePool:
     ) -> Float[Tensor, "guesses public"]:
         """Cosines beyond the blind guess, of the pixels that a guess knows: others are NaN.
 
-        float64. Those that differ by less than ``CLOSE`` are in the order of their distances, see
-        ``ranked``.
+        float64. Those that differ by less than ``COSINE_STEP`` are in the order of their distances,
+        see ``ranked``.
         """
         vectors = (guesses.to(self.blind) - self.blind).flatten(1)
         known, unit = ~vectors.isnan(), F.normalize(vectors.nan_to_num(0.0))
@@ -173,8 +178,8 @@ class ImagePool:
             squares += known[:, rows].to(vectors) @ public.square().mT
             for guess, distance in zip(vectors[:, rows], distances, strict=True):
                 distance += (public - guess).nan_to_num(0.0).square().sum(1)
-        cosines = products / squares.sqrt().clamp(min=TINY)
-        lengths = vectors.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=TINY)
+        cosines = products / squares.sqrt().clamp(min=ZERO_NORM)
+        lengths = vectors.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=ZERO_NORM)
         return ranked(cosines, distances.sqrt() / lengths)
 
     def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
@@ -190,15 +195,15 @@ class ImagePool:
         for guess in (guesses.to(self.blind) - self.blind).flatten(1):
             known, unit = ~guess.isnan(), F.normalize(guess.nan_to_num(0.0), dim=0)
             along, inner = guess.new_zeros(()), guess.new_zeros(())
-            for rows, public in self.pixels(MIXED):
+            for rows, public in self.pixels(MAX_MIXED_IMAGES):
                 along = along + public @ unit[rows]
                 seen = public[:, known[rows]]
                 inner = inner + seen @ seen.mT
             squares = inner.diag()
             both = squares + squares.unsqueeze(1)
-            apart = (both - 2 * inner).clamp(min=TINY)
+            apart = (both - 2 * inner).clamp(min=ZERO_NORM)
             cosines = (along.unsqueeze(1) - along) / apart.sqrt()
-            length = guess.nan_to_num(0.0).norm().clamp(min=TINY)
+            length = guess.nan_to_num(0.0).norm().clamp(min=ZERO_NORM)
             squared = 1 + apart / length**2 - 2 * cosines * apart.sqrt() / length
             shares = ranked(cosines, squared.clamp(min=EXACT**2).sqrt())
             shares[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
@@ -232,12 +237,16 @@ class ImagePool:
 def ranked(
     cosines: Float[Tensor, "guesses public"], distances: Float[Tensor, "guesses public"]
 ) -> Float[Tensor, "guesses public"]:
-    """Cosines rounded to ``CLOSE``, less up to a fifth of it by distance: one order for all images,
-    the original included, so that a rank means what it says. A guess that is the blind guess, whose
-    cosines are 0, is as near to all. distances: over that of the guess.
+    """Cosines rounded to ``COSINE_STEP``, less up to a fifth of it by distance.
+
+    It is one order for all images, the original included, so that a rank means what it says. A
+    guess that is the blind guess, whose cosines are 0, is as near to all.
+    distances: over that of the guess.
     """
     share = distances.double() / (1 + distances.double()) * (cosines > 0)
-    return (cosines.double().clamp(max=1.0) / CLOSE).round() * CLOSE - share * CLOSE / 5
+    return (
+        cosines.double().clamp(max=1.0) / COSINE_STEP
+    ).round() * COSINE_STEP - share * COSINE_STEP / 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -261,7 +270,7 @@ class TextPool:
         count = 1 + len(self.texts)
         weights = {t: n * math.log(count / (1 + self.holding[t])) for t, n in text.items()}
         norm = math.hypot(*weights.values())
-        return {token: weight / max(norm, TINY) for token, weight in weights.items()}
+        return {token: weight / max(norm, ZERO_NORM) for token, weight in weights.items()}
 
     def similarities(self, guesses: Sequence[Mapping[int, int]]) -> Float[Tensor, "guesses public"]:
         """Cosine of each guess and each public text."""

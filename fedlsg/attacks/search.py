@@ -39,9 +39,9 @@ Count = Annotated[int, Setting(at_least=1)]
 Weight = Annotated[float, Setting(at_least=0, below=math.inf)]
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
-LARGE = 1e30
+INFINITE_ENERGY = 1e30
 """Stands for an infinite energy in L-BFGS, whose line search computes with it."""
-LATE = 0.05
+MAX_LAG = 0.05
 """Share of its time by which a search may lag behind its evaluations and still be the same in every
 run.
 """
@@ -192,7 +192,7 @@ def lbfgs(
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = lowest(torch.from_numpy(point).to(start))
-        return min(value, LARGE), gradient.double().cpu().numpy()
+        return min(value, INFINITE_ENERGY), gradient.double().cpu().numpy()
 
     def check(intermediate_result: object) -> None:
         if lowest.stopped:
@@ -248,12 +248,10 @@ def adam(
         gradient = gradient.sign() if signed else gradient
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient.square()
-        mean, scale = (
-            first / (1 - BETA1 ** (step + 1)),
-            (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON,
-        )
+        mean = first / (1 - BETA1 ** (step + 1))
+        scale = (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
         share, late = step / evaluations, spent()
-        if late > share + LATE:
+        if late > share + MAX_LAG:
             share = late
         if share >= 1:
             break

@@ -40,9 +40,9 @@ class TextMatching(Search):
     """A matching attack on texts.
 
     evaluations: steps of Adam on free embeddings before; the first restart, from the given start,
-    has none of them.
-    proposals: replacements tried at each gradient, over all positions. rounds: gradients at most, a
-    restart.
+        has none of them.
+    proposals: replacements tried at each gradient, over all positions.
+    rounds: gradients at most, a restart.
     """
 
     distance: DistanceName = "cosine"
@@ -109,13 +109,11 @@ class Tokens:
         attack: TextMatching,
         words: nn.Embedding,
     ) -> None:
-        self.observation, self.known, self.prior, self.attack, self.words = (
-            observation,
-            known,
-            prior,
-            attack,
-            words,
-        )
+        self.observation = observation
+        self.known = known
+        self.prior = prior
+        self.attack = attack
+        self.words = words
         self.examples = known.examples or observation.expected_examples
         self.distance = objective(observation, distance=attack.distance, compare=attack.compare)
         v = prior.vocabulary

@@ -41,8 +41,9 @@ class Vocabulary:
 
     embeddings: path of the module that turns input_ids (B, T) into x (B, T, n).
     words: path of the nn.Embedding in it that holds one row a token; only matching reads it.
-    size: number of tokens; length: T, special tokens included; special: tokens that no text is made
-    of.
+    size: number of tokens.
+    length: T, special tokens included.
+    special: tokens that no text is made of.
     pad: the token that fills texts up; its positions are outside the attention mask.
     types: token types that the model distinguishes (2 for pairs of texts); 1: all alike.
     """
@@ -69,8 +70,9 @@ class Span:
     """Orthonormal rows that the texts' embeddings had a part in, over the in units that every layer
     kept.
 
-    strength: singular value of each; least: what rounding and noise alone would reach; rows:
-    received numbers of rows.
+    strength: singular value of each.
+    least: what rounding and noise alone would reach.
+    rows: received numbers of rows.
     complete: fewer directions than rows, so that the span holds every token's embedding.
     """
 

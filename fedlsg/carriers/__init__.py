@@ -1,9 +1,14 @@
-"""How the gradients of a model's weights travel: one class, one file a carrier.
+"""How the gradients of a model's weights are sent: one class for each way, its carrier.
 
-base      what every carrier answers, and which weights pay
-low_rank  none, of W, of W - W_0, or random       lora       trained factors next to a frozen W
-powersgd  factors of a noisy update     probe   directions of public gradients      own   of a
-          user's function
+base              what every carrier answers, and which weights are worth carrying
+low_rank          carriers of W, of W - W_0, or random ones; and none
+lora              trained factors next to a frozen W
+powersgd          factors of a noisy update
+probe             directions of gradients of public inputs
+own_carriers      carriers of a user's function
+personal          parameters that stay with each client
+parameter_layout  what each parameter of a model sends, as a table
+statistics        numbers of gradients that the papers show
 """
 
 from fedlsg.carriers.base import (

@@ -56,13 +56,16 @@ class Carrier:
     A carrier is a frozen subclass. It owns which weights it carries, their coordinates in a round,
     their sizes, and what of masks, clips and other parts it goes with; ``forms`` own what is sent
     of a weight, and Eq. 3.
-    kind: its word in messages. rank, power_steps: those of its carriers; 0 and 1 without. form:
-    what a carried weight
-    sends. source: the public inputs that it probes the model with, in every
-    ``refresh`` rounds. residual: false cuts W to rank r before each round.
-    scale: LoRA's alpha / rank. train: what of the model is trained.
+
+    kind: its word in messages.
+    rank, power_steps: those of its carriers; 0 and 1 without.
+    form: what a carried weight sends.
+    source: the public inputs that it probes the model with, in every ``refresh`` rounds.
+    residual: false cuts W to rank r before each round.
+    scale: LoRA's alpha / rank.
+    train: what of the model is trained.
     dense: every trainable parameter is sent as it is, so that masks of single weights and pruning
-    mean something.
+        mean something.
     adds_up: the sum of clients' values is what the server needs.
     predicts: it says which entries of what is sent will have energy, before anything is sent.
     """
@@ -328,7 +331,7 @@ def _last_linear(model: nn.Module) -> str:
     return linear[-1] if linear else ""
 
 
-EVEN = 4.0
+MAX_EVEN_SCALE = 4.0
 """Largest scale on either side of a weight at which microbatches may differ in their number of
 rows.
 """

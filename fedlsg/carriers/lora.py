@@ -123,10 +123,11 @@ class Lora(Carrier):
     """W is frozen and two factors are trained in its place (``Adapted``).
 
     ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C
-    (r, r) between B and A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A
-    starts with orthonormal rows.
-    ``alpha``: s is alpha / rank; None means s = 1. ``embeddings``: train the tables of words and
-    positions, too, which have far more values than the factors.
+    (r, r) between B and A, which are then carriers of W_0 after ``power_steps``.
+    ``orthonormal``: A starts with orthonormal rows.
+    ``alpha``: s is alpha / rank; None means s = 1.
+    ``embeddings``: train the tables of words and positions, too, which have far more values than
+        the factors.
     """
 
     kind: ClassVar[str] = "lora"

@@ -26,9 +26,8 @@ class LayerRow:
     """One parameter, or ``count`` of them that differ in their layer's number only.
 
     values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried,
-    all where dense,
-    0 where frozen. sent: what all ``count`` of them send after the mask; None if no frame was
-    given.
+        all where dense, 0 where frozen.
+    sent: what all ``count`` of them send after the mask; None if no frame was given.
     """
 
     name: str

@@ -3,8 +3,8 @@ its classifier.
 
 The gradient of an example in the shared part depends on the personal part, and so on every example
 that trained it. So personal gradients are in the same frame, joint clip, noise and ledger entry as
-shared ones: what a client keeps is as
-private as what it sends, and the next rounds only read noisy values. Of a step's values
+shared ones: what a client keeps is as private as what it sends, and the next rounds only read noisy
+values. Of a step's values
     shared     are sent: ``Frame.wire`` has their blocks
     personal   move the client's own parameters, at its own learning rate
 Differs from FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021): there the personal

@@ -37,8 +37,9 @@ class Setting:
     is what a user calls it, where the parameter is called otherwise. ``fallback`` is used where
     neither the user nor the workload gives a value. The default of a new setting is what runs did
     before it existed: an unfinished one goes on with it.
-    ``rules``: what the setting needs, and does not go with. ``choices``: the objects that it names,
-    by name, with rules of their own. ``others``: what may be given next to these, in words.
+    ``rules``: what the setting needs, and does not go with.
+    ``choices``: the objects that it names, by name, with rules of their own.
+    ``others``: what may be given next to these, in words.
     """
 
     meaning: str = ""

@@ -1,14 +1,21 @@
 """What does not go together: each setting declares what it needs, and one checker reads that.
 
-    Setting("mu of FedProx", rules=(needs("local_steps>1", "it changes local steps from the second
-    one on"),)) Setting("Concentration of partition=dirichlet.",
-    rules=(idle_unless("partition=dirichlet"),))
+    Setting(
+        "mu of FedProx",
+        rules=(needs("local_steps>1", "it changes local steps from the second one on"),),
+    )
+    Setting(
+        "Concentration of partition=dirichlet.",
+        rules=(idle_unless("partition=dirichlet"),),
+    )
 
 A condition is a text about facts, which are settings and what follows from them, by name:
-    name, not name                      the fact is there (not None, False, 0 or empty), or is not
-    name=a|b, name!=a                   it has one of these values, or another one
-    name>1, name>=1, name<other         it is that large; the right side may name another fact
-    A and B, A or B                     "and" binds more strongly
+
+    name, not name                  the fact is there (not None, False, 0 or empty), or is not
+    name=a|b, name!=a               it has one of these values, or another one
+    name>1, name>=1, name<other     it is that large; the right side may name another fact
+    A and B, A or B                 "and" binds more strongly
+
 A condition on a fact that is not known yet is neither true nor false: then nothing is said.
 """
 

@@ -73,9 +73,8 @@ class Selection:
     it has, and no amplification is claimed (``sample_rate``). The server may replace clients that
     fail by the next ones in the order.
     ``secret``: the server alone draws, each client on its own with the chance that is claimed, and
-    only noisy sums
-    leave it: then that chance is the rate of a Poisson sample of clients, for the accountant. All
-    who are there can be drawn, and the order says nothing.
+    only noisy sums leave it: then that chance is the rate of a Poisson sample of clients, for the
+    accountant. All who are there can be drawn, and the order says nothing.
     """
 
     name: str

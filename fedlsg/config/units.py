@@ -114,10 +114,10 @@ class Unit:
     name. A batch draws persons, and each one's gradient is clipped once (``training.persons``): N_k
     and q are of persons, and nothing else differs from a unit of one example.
 
-    ``protects``: in words, after "epsilon of". ``level``: what reports say in addition; "" for the
-    usual unit.
-    ``meaning``: what an epsilon says. ``needs``: rules of its own, each with ``of="unit=NAME"`` or
-    more.
+    ``protects``: in words, after "epsilon of".
+    ``level``: what reports say in addition; "" for the usual unit.
+    ``meaning``: what an epsilon says.
+    ``needs``: rules of its own, each with ``of="unit=NAME"`` or more.
     """
 
     name: str

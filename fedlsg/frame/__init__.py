@@ -124,10 +124,11 @@ class Frame:
     """All trainable parameters in model order, and the blocks that they make (dL before dR).
 
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates
-    (PowerSGD). ``personal``: parameters that are clipped and get noise like all others, and are not
-    sent (``carriers.personal``).
+    (PowerSGD).
+    ``personal``: parameters that are clipped and get noise like all others, and are not sent
+        (``carriers.personal``).
     ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip
-    (``privacy.clip``).
+        (``privacy.clip``).
     ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 

@@ -39,14 +39,19 @@ class Public:
     """What a function that makes carriers or masks sees, and all of it; the same on the server and
     on every client.
 
-    ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the
-    same (of those that the method needs, for the built-in kinds). Change neither: take a copy.
-    ``carried``: the sizes of each weight that is carried. ``coordinates``: the parameters with
-    their L and R of this round, once they are made: a mask has them.
-    ``pairs``: the (L, R) that a probe made at its last refresh; ``energies``: what it predicts for
-    the rows and the columns of each carried weight (``probe.Pair``).
-    ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed. With
-    ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
+    ``weights``: W_t of every trainable parameter by name, in model order.
+    ``initial``: W_0 of the same (of those that the method needs, for the built-in kinds). Change
+        neither: take a copy.
+    ``carried``: the sizes of each weight that is carried.
+    ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has
+        them.
+    ``pairs``: the (L, R) that a probe made at its last refresh.
+    ``energies``: what it predicts for the rows and the columns of each carried weight
+        (``probe.Pair``).
+    ``time``: the round.
+    ``updates``: server updates so far.
+    ``seed``: the public seed.
+    ``pruned``: weights that pruning set to 0 are frozen as well, and shares count what is left.
     """
 
     weights: Mapping[str, Tensor]

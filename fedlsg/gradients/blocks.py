@@ -7,8 +7,8 @@ x R^T.
 Blocks of embedded parameters (Yu, Zhang, Chen and Liu 2021, GEP): a dense gradient as an embedding
 and a rest.
 Symbols there: g (m,) one example's gradient of one parameter, flattened; L (m, k) orthonormal
-    columns, public;
-    w = L^T g embedding    g - L w rest    C clip norm, sigma noise multiplier, of both together
+columns, public; w = L^T g the embedding, g - L w the rest; C clip norm and sigma noise multiplier
+of both together.
 The paper clips embeddings to C_1 and rests to C_2, and adds noise s C_1 and s C_2, so that a batch
 is released twice. Here rests are first multiplied by C_1 / C_2 (``Block.weight``) and both are
 clipped to C_1 = C / sqrt(2). What follows is the joint clip to C, which changes nothing any more,

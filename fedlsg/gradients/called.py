@@ -170,10 +170,8 @@ def watch_call(
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
             given, g = in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype)
             if axis != 0:
-                given, g = (
-                    (examples_first(given[0], axis, step.batch), *given[1:]),
-                    examples_first(g, axis, step.batch),
-                )
+                given = (examples_first(given[0], axis, step.batch), *given[1:])
+                g = examples_first(g, axis, step.batch)
             set_blocks(step, layer, given, g)
 
     if isinstance(output, Tensor):

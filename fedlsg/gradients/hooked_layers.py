@@ -53,10 +53,11 @@ class Slot:
     parameter.
 
     ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The
-    others are never computed, and ``keep`` then selects nothing. ``turned``: the layer stores its
-    weight transposed (``make_layer``).
-    ``part``: the part of the block, for a weight (m, n). ``whole``: whether it is a whole dense
-    weight that nothing weighs in the clip, for which ghost clipping may be used.
+    others are never computed, and ``keep`` then selects nothing.
+    ``turned``: the layer stores its weight transposed (``make_layer``).
+    ``part``: the part of the block, for a weight (m, n).
+    ``whole``: whether it is a whole dense weight that nothing weighs in the clip, for which ghost
+        clipping may be used.
     """
 
     position: int
@@ -113,11 +114,14 @@ class Layer:
     """A module that owns trainable parameters, with its formulas, its blocks, and its weight's
     carriers.
 
-    The rest follows from these. ``parameters``: the module's own trainable ones; ``types``: the
-    types of all that it
-    owns, by its own name. ``from_input``: the slot of the weight whose block needs the input
-    itself: dR, or the dense weight; ``from_inner``: whether a block needs u. ``narrows``: whether u
-    may be computed from the output, because it is narrower than the input (``through_outputs``).
+    The rest follows from these.
+    ``parameters``: the module's own trainable ones.
+    ``types``: the types of all that it owns, by its own name.
+    ``from_input``: the slot of the weight whose block needs the input itself: dR, or the dense
+        weight.
+    ``from_inner``: whether a block needs u.
+    ``narrows``: whether u may be computed from the output, because it is narrower than the input
+        (``through_outputs``).
     """
 
     path: str
@@ -134,10 +138,8 @@ class Layer:
     narrows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        parameters, c = (
-            self.module._parameters,
-            self.carried,
-        )  # get_parameter takes 20 times as long
+        parameters = self.module._parameters  # get_parameter takes 20 times as long
+        c = self.carried
         self.is_norm = isinstance(self.formulas, NormGradients)
         self.types = {name: p.dtype for name, p in parameters.items() if p is not None}
         self.parameters, self.from_input, self.from_inner = (), None, False

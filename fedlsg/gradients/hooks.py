@@ -120,8 +120,8 @@ class Pass:
     not reached.
 
     What several calls of a layer give is added: the clip then sees one gradient of the example.
-    ``called``: calls by path. ``shared``: inputs of layers that are about to be called without the
-    batch.
+    ``called``: calls by path.
+    ``shared``: inputs of layers that are about to be called without the batch.
     ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
     """
 
@@ -284,11 +284,9 @@ class Pass:
         again, node = self.rematerialization.of(x) if keeps_inputs else None, output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
             if axis != 0:
-                x, output, node = (
-                    examples_first(x, axis, self.batch),
-                    examples_first(output, axis, self.batch),
-                    None,
-                )
+                x = examples_first(x, axis, self.batch)
+                output = examples_first(output, axis, self.batch)
+                node = None
             given = x = x.detach()
             x = x if same else x.to(layer.dtype)
             memory = remember(layer, x, again)

@@ -90,8 +90,8 @@ def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
 class Prepared:
     """What a pass over a model in a frame needs; microbatches of a step share it.
 
-    ``known``: the state of the model for which it was made. ``norms``: its norms that are no
-    layers.
+    ``known``: the state of the model for which it was made.
+    ``norms``: its norms that are no layers.
     """
 
     known: Known

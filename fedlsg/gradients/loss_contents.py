@@ -21,7 +21,7 @@ from fedlsg.user_code.failure import is_users
 
 MANY = 10_000
 """Items of a list or dict above which it is data, and not part of a loss."""
-FEW = 5
+NAMES_SHOWN = 5
 """Names in a message."""
 INTERNALS = ("_parameters", "_buffers", "_modules")
 
@@ -119,7 +119,9 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
 
 def few(names: list[str]) -> str:
     """The first names, for a message."""
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+    return ", ".join(names[:NAMES_SHOWN]) + (
+        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    )
 
 
 def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:

@@ -2,8 +2,7 @@
 
 A private step clips the gradient of each example, so it needs the loss of each example: a mean over
 the batch would divide every gradient by the size of the batch, which is secret. What a loss does
-with the other values of one example,
-its labels or tokens, is what was asked for:
+with the other values of one example, its labels or tokens, is what was asked for:
     "mean", "none"       their mean; of classes, over those that are not ``ignore_index``
     "sum", "batchmean"   their sum
 Class weights multiply the losses, and no sum of weights divides them: that of a batch mixes
@@ -154,9 +153,10 @@ def name_in_torch(loss: Any) -> str:
 class PerExampleLoss:
     """See ``per_example_loss``.
 
-    ``name``: torch's own, or empty; ``ignored``: the class that does not count; ``added``: whether
-    the values of an
-    example are added, not averaged. ``tensors``: what the loss holds.
+    ``name``: torch's own, or empty.
+    ``ignored``: the class that does not count.
+    ``added``: whether the values of an example are added, not averaged.
+    ``tensors``: what the loss holds.
     """
 
     loss: Callable[..., Any]

@@ -1,21 +1,7 @@
-"""The gradient of each example of a batch in the coordinates of a frame, and the plain sum of all
-of them.
+"""The gradient of each example of a batch in the coordinates of a frame, and their plain sum.
 
-How data flows through this package:
-    per_example the batch, its losses, and the result; ``summed_gradients`` is one ordinary backward
-                pass without hooks
-    isolation   the gradients of each example, at a level that says what the code of users sees
-    plan        which layers get hooks, and which blocks of the frame each one computes
-    hooks       one pass: forward hooks call ``remember``, backward hooks call ``form_block``
-    blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks,
-                from that and from the gradient at its output
-    formulas    the products that these call, one class for each type of layer
-    called      layers whose gradients are a function of one call: built in, by torch.func, or
-                registered (``calls``)
-    uses        parameters without a layer, and shared ones: copied for each example where they meet
-                the batch; ``sources`` puts them in place, and their gradients in the blocks
-    known       what of this is found out once, for as long as the model stays as it is
-``check`` refuses what has no such gradient, before anything is computed.
+``check`` refuses what has no such gradient, before anything is computed. The package says how data
+flow through its modules.
 
 Reads private data, and what it returns is not private: clip it and add noise before anything is
 released.
@@ -56,9 +42,9 @@ LossFunction = Callable[[Any, Any], Tensor]
 class Given:
     """What a private pass is given.
 
-    ``parameters``: the trainable ones, checked. ``ghost``: whether blocks may be ``GhostGradients``
-    where these are
-    cheaper. ``factored``: weights, dense in the frame, whose gradients are wanted as ``Factors``.
+    ``parameters``: the trainable ones, checked.
+    ``ghost``: whether blocks may be ``GhostGradients`` where these are cheaper.
+    ``factored``: weights, dense in the frame, whose gradients are wanted as ``Factors``.
     """
 
     model: nn.Module

@@ -11,9 +11,9 @@ TF32 is no setting here: torch decides it, for convolutions of CUDA by default, 
 user allows it. It rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to:
 norms are taken in float64, of the numbers that are summed, or are proven upper bounds (on a GPU:
 ``privacy.device_sums``); the clip's factors multiply these numbers in float32 at least, in a matrix
-product only where it ``keeps_digits``;
-ghost clipping is used only where no product and no convolution is rounded. So TF32 reaches forward,
-backward and what is computed from public weights, and never the clip.
+product only where it ``keeps_digits``; ghost clipping is used only where no product and no
+convolution is rounded. So TF32 reaches forward, backward and what is computed from public weights,
+and never the clip.
 
 Privacy. Blocks are clipped in the parameter's own type, whatever their precision before. The norm
 of a block is taken in float64, of the very numbers that are summed; the sum is in float32 at least,

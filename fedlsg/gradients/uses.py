@@ -55,10 +55,11 @@ class Uses:
     """All uses in one pass.
 
     ``constant``: memory of buffers and frozen weights, which belong to no example. ``copies`` are
-    the values that were copied, each with its place in the pass' list of leaves and the axis of the
-    copies; ``found`` values with their gradients. ``reads``: how often each table was read.
+        the values that were copied, each with its place in the pass' list of leaves and the axis of
+        the copies; ``found`` values with their gradients.
+    ``reads``: how often each table was read.
     ``flat``: lengths of first dimensions in which layers of the pass have several positions of each
-    example, one after another (``survey``).
+        example, one after another (``survey``).
     """
 
     step: Graph
@@ -227,10 +228,8 @@ class Uses:
                 copied = map_tensors(
                     partial(self._copy_state, path), (args[1:], {"hx": kwargs.get("hx")})
                 )
-                args, kwargs = (
-                    (*args[:1], *copied[0]),
-                    kwargs | (copied[1] if "hx" in kwargs else {}),
-                )
+                args = (*args[:1], *copied[0])
+                kwargs = kwargs | (copied[1] if "hx" in kwargs else {})
             for t in tensors_in((args, kwargs)):
                 copies = self._has_batch(t) and (t.stride(0) == 0 or self.step.batch == 1)
                 if isinstance(t, Unbatched) and t.requires_grad and not copies:
@@ -375,11 +374,9 @@ class Uses:
 
     def _watch(self, W: Unbatched, y: Tensor, form: Callable[[Tensor], Lazy], x: Tensor) -> Tensor:
         """The result of an operation on W; its gradient makes one of W, from ``form``."""
-        made, shape, version = (
-            self.step.enter(W.parameters[0], nn.Identity(), y),
-            y.shape,
-            x._version,
-        )
+        made = self.step.enter(W.parameters[0], nn.Identity(), y)
+        shape = y.shape
+        version = x._version
 
         def arrived(gradients: tuple[Tensor | None, ...]) -> None:
             if x._version != version:

@@ -102,37 +102,42 @@ _kinds: dict[str, type["Mask"]] = {}
 class Mask:
     """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
 
-    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense
-    blocks whole (Ito et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers, or the
-    energy that a probe predicts in them; or the same number of units is random, drawn again every
-    epoch (Ito et al. 2023, sec. 4.4; units and not entries, so that only the choice differs).
-    ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column
-    j, is largest.
-    ``uniform``: uniformly random over all coordinates, redrawn every epoch, k times an epoch
-    (``redraw=k``), or every step; ``cooling`` ramps the rate from 0 to ``sparsity`` over the
-    epochs, of k masks an epoch over all masks (Zhu and Blaschko 2023, Alg. 1, and ``--refresh`` of
-    their code); ``ranking="gradients"`` freezes the coordinates that the noisy gradients of the
-    last epoch rank lowest (App. I there).
-    ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t)
-    with ``refresh``; biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
-    ``convolutions_alone``: so are all weights but those of convolutions (SNF-DP-SGD, Luo et al.
-    2021).
-    ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t)
-    (Adamczewski et al. 2023, Alg. 3).
-    ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public
-    values (``fedlsg.Public``), and returns a boolean tensor of ``block.shape``: True where a
-    coordinate is kept, one at least. The server and every client call it for each block in every
-    round, and compare their frames by digest: it must always return the same, so it draws from
-    ``public.generator`` only.
-    ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec.
-    4.3); a ramp is cut off
-    there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one
-    payload can carry them.
+    The kinds, each a subclass in ``kinds``, which ``Mask(kind=...)`` makes:
 
-    Each kind is a subclass in ``kinds``, which ``Mask(kind=...)`` makes. ``whole``: keeps every
-    coordinate.
-    ``entries``: of single weights, so that gradients must be dense. ``units``: of units.
-    ``prunes``: goes with pruning.
+    ``all``: keeps every one.
+    ``units``: rows of dL and columns of dR of important units, dense blocks whole (Ito et al. 2023,
+        Alg. 1). ``importance`` is that of W or of the carriers, or the energy that a probe predicts
+        in them. Or the same number of units is random, drawn again every epoch (Ito et al. 2023,
+        sec. 4.4; units and not entries, so that only the choice differs).
+    ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column
+        j, is largest.
+    ``uniform``: uniformly random over all coordinates, redrawn every epoch, k times an epoch
+        (``redraw=k``), or every step. ``cooling`` ramps the rate from 0 to ``sparsity`` over the
+        epochs, of k masks an epoch over all masks (Zhu and Blaschko 2023, Alg. 1, and ``--refresh``
+        of their code). ``ranking="gradients"`` freezes the coordinates that the noisy gradients of
+        the last epoch rank lowest (App. I there).
+    ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t)
+        with ``refresh``; biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
+        With ``convolutions_alone`` all weights but those of convolutions are whole, too
+        (SNF-DP-SGD, Luo et al. 2021).
+    ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t)
+        (Adamczewski et al. 2023, Alg. 3).
+    ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public
+        values (``fedlsg.Public``), and returns a boolean tensor of ``block.shape``: True where a
+        coordinate is kept, one at least. The server and every client call it for each block in
+        every round, and compare their frames by digest: it must always return the same, so it draws
+        from ``public.generator`` only.
+
+    ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec.
+        4.3); a ramp is cut off there, not shifted. "Step" here is a round: the local steps of a
+        round share its mask, so one payload can carry them.
+
+    What a kind says of itself:
+
+    ``whole``: it keeps every coordinate.
+    ``entries``: it is of single weights, so that gradients must be dense.
+    ``units``: it is of units.
+    ``prunes``: it goes with pruning.
     """
 
     whole: ClassVar[bool] = False

@@ -5,16 +5,15 @@ sec. 3.1).
     prune_in_place(parameters, kept)                     the public model before round 1
 
 Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their
-gradients are masked,
-so they stay 0 and no mask has to be sent: it follows from W_0 and W_t (``not_pruned``). Random and
-SynFlow scores are public. Clients add noise to the scores of DP-SNIP and charge them to their
-ledgers. Under weight standardisation a stored 0 is not an absent connection: the kernel has the
-filter's mean taken off.
+gradients are masked, so they stay 0 and no mask has to be sent: it follows from W_0 and W_t
+(``not_pruned``). Random and SynFlow scores are public. Clients add noise to the scores of DP-SNIP
+and charge them to their ledgers. Under weight standardisation a stored 0 is not an absent
+connection: the kernel has the filter's mean taken off.
 
 DP-SNIP, private pruning by connection sensitivity (SNIP: Lee et al. 2019):
 
-    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of
-                                       noisy g_j| / N
+    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss
+    s_j = |sum of noisy g_j| / N       its score
 
 It is the pruning round, before training. ``saliency_frame`` says which weights are scored.
 ``client_step`` with the ``scale`` of ``saliency_scale`` gives one noisy sum of clipped per-example

@@ -1,7 +1,7 @@
 """Gaussian noise with an exact law: a discrete Gaussian around the real sum, on a fine grid.
 
-Symbols: std the deviation that is claimed, D the grid step, s = STEPS the deviation in steps, n + f
-the sum in steps, with an integer n and |f| <= 1/2, k the sample around f.
+Symbols: std the deviation that is claimed, D the grid step, s = DEVIATION_STEPS the deviation in
+steps, n + f the sum in steps, with an integer n and |f| <= 1/2, k the sample around f.
 
     D = std ENLARGED / s        noisy = (n + k) D
 
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.noise.sampler import (
-    BLOCK,
+    BLOCK_SAMPLES,
     Draft,
     draft,
     envelope_of,
@@ -31,7 +31,7 @@ from fedlsg.noise.sampler import (
 from fedlsg.randomness import SecretStream
 from fedlsg.tensors import AT_ONCE_ON_DEVICE, to_device
 
-STEPS = 256
+DEVIATION_STEPS = 256
 """s, the deviation of the noise in grid steps."""
 ENLARGED = 1.0001
 """Drawn over claimed deviation. A part of 3.1e-5 pays for the rounding of Lemma 2 of
@@ -66,7 +66,7 @@ def add_gaussian(
     check_std(std)
     if total.dtype not in (torch.float32, torch.float64):
         return add_gaussian(total.double(), std, stream).to(total.dtype)
-    total, step = total.detach(), std * ENLARGED / STEPS
+    total, step = total.detach(), std * ENLARGED / DEVIATION_STEPS
     noisy = torch.empty_like(total)
     if total.device.type == "cpu":
         _on_cpu(total, noisy, step, stream)
@@ -76,7 +76,7 @@ def add_gaussian(
 
 
 def _on_cpu(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> None:
-    envelope = envelope_of(Fraction(STEPS))
+    envelope = envelope_of(Fraction(DEVIATION_STEPS))
     values, out = total.numpy(), noisy.numpy()
 
     def add(place: slice, own: SecretStream) -> None:
@@ -92,20 +92,22 @@ def _on_cpu(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> 
 
 def _on_device(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> None:
     """The same numbers. Drafts need no sum: they are made before the host waits for the device."""
-    envelope = envelope_of(Fraction(STEPS))
+    envelope = envelope_of(Fraction(DEVIATION_STEPS))
 
     def start(place: slice, own: SecretStream) -> Draft:
         return draft(place.stop - place.start, envelope, own)
 
     drafts = in_blocks(len(total), stream, start)
-    at_once = AT_ONCE_ON_DEVICE // BLOCK
+    at_once = AT_ONCE_ON_DEVICE // BLOCK_SAMPLES
     parts = zip(total.split(AT_ONCE_ON_DEVICE), noisy.split(AT_ONCE_ON_DEVICE), strict=True)
     for number, (values, out) in enumerate(parts):
         blocks = drafts[number * at_once : (number + 1) * at_once]
         centres = values.double() / step
         whole = centres.round()
         centres.sub_(whole)  # exact
-        places = np.concatenate([BLOCK * i + block.places for i, block in enumerate(blocks)])
+        places = np.concatenate(
+            [BLOCK_SAMPLES * i + block.places for i, block in enumerate(blocks)]
+        )
         (there,) = to_device([torch.from_numpy(places)], total.device)
         ends = np.cumsum([len(block.places) for block in blocks])
         fractions = np.split(centres[there].cpu().numpy(), ends[:-1])

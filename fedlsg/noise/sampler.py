@@ -41,7 +41,7 @@ from torch import Tensor
 from fedlsg.randomness import SecretStream
 
 T = TypeVar("T")
-GUARD = 20
+GUARD_BITS = 20
 """Bits of the working precision beyond those that are returned and those that the squarings
 lose.
 """
@@ -60,7 +60,7 @@ def enclose_exp(gamma: Fraction, bits: int) -> tuple[int, int]:
     if gamma >= bits:
         return 0, 1  # exp(-gamma) < 2^-gamma
     halvings = max(0, (gamma.numerator // gamma.denominator).bit_length() + 8)
-    precision = bits + halvings + GUARD
+    precision = bits + halvings + GUARD_BITS
     small = (gamma.numerator << precision) // (gamma.denominator << halvings)
     low, high = _series(small + 1, precision)[0], _series(small, precision)[1]
     for _ in range(halvings):
@@ -85,13 +85,13 @@ def _series(x: int, precision: int) -> tuple[int, int]:
 
 
 SMALLEST_DEVIATION, LARGEST_DEVIATION = Fraction(1, 4), Fraction(2**12)
-WORD = 63
-CELL = 30
+WORD_BITS = 63
+CELL_POSITION_BITS = 30
 """Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below
 2^63.
 """
-PRECISION = 80
-FIRST: Final = 16
+PRECISION_BITS = 80
+CELL_CHOICE_BITS: Final = 16
 """Bits of a point that choose its cell."""
 OPEN = -(2**15)
 """In ``Envelope.cells``: more bits are needed."""
@@ -100,7 +100,7 @@ OPEN = -(2**15)
 @dataclass(frozen=True, eq=False)
 class Envelope:
     """Constants of one deviation s. ``height`` is kappa; node i is kappa g(i h) / 2^coarse, h =
-    2^(CELL - fraction).
+    2^(CELL_POSITION_BITS - fraction).
     """
 
     deviation: Fraction
@@ -139,11 +139,13 @@ def staircase(s: Fraction, reach: int) -> Envelope:
     block = _tail_block(s, reach)
     sides, tail = highs[:-1], 4 * block * highs[-1]
     columns = len(sides) * 2 + 2
-    height = (((1 << WORD) - columns) << PRECISION) // ((1 << PRECISION) + 2 * sum(sides) + tail)
-    units = [-(-height * side >> PRECISION) for side in sides]
-    weights = [*reversed(units), height, *units, -(-height * tail >> PRECISION)]
+    height = (((1 << WORD_BITS) - columns) << PRECISION_BITS) // (
+        (1 << PRECISION_BITS) + 2 * sum(sides) + tail
+    )
+    units = [-(-height * side >> PRECISION_BITS) for side in sides]
+    weights = [*reversed(units), height, *units, -(-height * tail >> PRECISION_BITS)]
     starts = np.concatenate([[0], np.cumsum(np.array(weights, dtype=np.int64))])
-    below = [height * low >> PRECISION for low in lows]
+    below = [height * low >> PRECISION_BITS for low in lows]
     certain = np.array([*reversed(below[1:]), *below], dtype=np.int64)
     cells = _cells(starts, certain, reach)
     return Envelope(
@@ -152,8 +154,8 @@ def staircase(s: Fraction, reach: int) -> Envelope:
 
 
 def _heights(s: Fraction, x: Fraction) -> tuple[int, int]:
-    """Bounds on 2^PRECISION g(x)."""
-    return enclose_exp((x / s) ** 2 / 2, PRECISION)
+    """Bounds on 2^PRECISION_BITS g(x)."""
+    return enclose_exp((x / s) ** 2 / 2, PRECISION_BITS)
 
 
 def _cells(
@@ -162,8 +164,8 @@ def _cells(
     """k for the cells of which each point is in column k, below ``certain``: min_f kappa g(k -
     f).
     """
-    size = 1 << (WORD - FIRST)
-    begin = np.arange(1 << FIRST, dtype=np.int64) << (WORD - FIRST)
+    size = 1 << (WORD_BITS - CELL_CHOICE_BITS)
+    begin = np.arange(1 << CELL_CHOICE_BITS, dtype=np.int64) << (WORD_BITS - CELL_CHOICE_BITS)
     column = np.searchsorted(starts, begin, side="right") - 1
     inside = np.minimum(column, len(certain) - 1)  # neither the tail nor outside
     top = begin - starts[inside] + size
@@ -187,18 +189,18 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
     can be off.
 
     |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the
-        bits of x that are
-    cut off. A node is less than 2 units too low, the product with the slope less than 1.
+    bits of x that are cut off. A node is less than 2 units too low, the product with the slope less
+    than 1.
     """
     exponent = (
         (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
     )
     h = Fraction(2) ** exponent
-    fraction = CELL - exponent
+    fraction = CELL_POSITION_BITS - exponent
     coarse = max(0, height.bit_length() - 32)
     count = int((reach + 3) / h) + 2  # the last columns, tail and outside, are above reach
     nodes = [
-        (enclose_exp((i * h / s) ** 2 / 2, PRECISION)[0] * height) >> (PRECISION + coarse)
+        (enclose_exp((i * h / s) ** 2 / 2, PRECISION_BITS)[0] * height) >> (PRECISION_BITS + coarse)
         for i in range(count)
     ]
     values = np.array(nodes, dtype=np.int64)
@@ -216,7 +218,7 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
 
 
 LARGEST_CENTRE = 2.0**61
-BLOCK = 2**16
+BLOCK_SAMPLES = 2**16
 """Samples of one block: they stay in the processor's cache. A longer vector has several."""
 WORTH_THREADS = 2**20
 """Samples from which as many threads as torch has draw blocks; the samples are the same."""
@@ -263,9 +265,11 @@ def in_blocks(
     Where there are several blocks, each has a stream of its own, whose key is drawn from
     ``stream``: threads may draw them in any order.
     """
-    if count <= BLOCK:
+    if count <= BLOCK_SAMPLES:
         return [draw(slice(0, count), stream)] if count else []
-    places = [slice(begin, min(begin + BLOCK, count)) for begin in range(0, count, BLOCK)]
+    places = [
+        slice(begin, min(begin + BLOCK_SAMPLES, count)) for begin in range(0, count, BLOCK_SAMPLES)
+    ]
     keys = stream.words(4 * len(places)).reshape(-1, 4)
     return in_threads(count, draw, places, [SecretStream(key.tobytes()) for key in keys])
 
@@ -282,7 +286,8 @@ def in_threads(count: int, work: Callable[..., T], *each: Iterable[Any]) -> list
 class Draft(NamedTuple):
     """Samples of a block before any centre is known: ``k`` is final but at ``places``.
 
-    ``cells``: of the points at these places. ``stream``: gives all further bits of the block.
+    ``cells``: of the points at these places.
+    ``stream``: gives all further bits of the block.
     """
 
     k: Int16[np.ndarray, " count"]
@@ -293,7 +298,7 @@ class Draft(NamedTuple):
 
 def draft(count: int, envelope: Envelope, stream: SecretStream) -> Draft:
     """The first bits of ``count`` points, and what they decide."""
-    cells = stream.words(count, bits=FIRST)
+    cells = stream.words(count, bits=CELL_CHOICE_BITS)
     k = envelope.cells.take(cells)
     places = np.flatnonzero(k == OPEN)
     return Draft(k, places, cells[places], stream)
@@ -317,8 +322,8 @@ def settle(
     stream = first.stream
     fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are no numbers
     cut = np.floor(fractions * 2.0**envelope.fraction).astype(np.int64)  # an exact product
-    rest = (stream.words(len(cut)) >> np.uint64(64 - WORD + FIRST)).view(np.int64)
-    points = (first.cells.astype(np.int64) << (WORD - FIRST)) | rest
+    rest = (stream.words(len(cut)) >> np.uint64(64 - WORD_BITS + CELL_CHOICE_BITS)).view(np.int64)
+    points = (first.cells.astype(np.int64) << (WORD_BITS - CELL_CHOICE_BITS)) | rest
     column = envelope.starts.searchsorted(points, side="right") - 1
     k, height = column - envelope.reach, points - envelope.starts[column]
     accepted, undecided = compare(k, height, cut, envelope)
@@ -346,8 +351,10 @@ def compare(
     the same number.
     """
     x = np.abs((k << envelope.fraction) - cut)
-    node = x >> CELL
-    curve = envelope.nodes[node] - ((envelope.drops[node] * (x & ((1 << CELL) - 1))) >> CELL)
+    node = x >> CELL_POSITION_BITS
+    curve = envelope.nodes[node] - (
+        (envelope.drops[node] * (x & ((1 << CELL_POSITION_BITS) - 1))) >> CELL_POSITION_BITS
+    )
     coarse = height >> envelope.coarse
     room = curve - coarse
     accepted, undecided = room > envelope.margin, np.abs(room) <= envelope.margin

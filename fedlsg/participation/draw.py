@@ -137,11 +137,12 @@ class Participation:
     in time.
 
     ``availability``: the chance of a client to be there when a round starts, or a trace of it.
-    ``dropout``: the chance of a selected client to leave before it trains. ``over_selection``:
-    clients selected on top of k, as a share of k.
-    ``deadline``: seconds after which a round takes no reply. ``uplink``, ``downlink``: bits a
-    second of each client.
-    ``least``: clients that a round waits for, under a trace. ``selection``: the rule of the draw.
+    ``dropout``: the chance of a selected client to leave before it trains.
+    ``over_selection``: clients selected on top of k, as a share of k.
+    ``deadline``: seconds after which a round takes no reply.
+    ``uplink``, ``downlink``: bits a second of each client.
+    ``least``: clients that a round waits for, under a trace.
+    ``selection``: the rule of the draw.
     Raises ValueError for a trace with links: who is there would depend on the size of messages,
     which nobody knows before the run, and the number of a client's rounds, which its noise is
     planned for, would be unknown.

@@ -20,8 +20,9 @@ LONGEST_PAUSE = 16
 class Health:
     """By client: ``failures`` in a row, ``due``: the first round after its pause.
 
-    ``since``: the first round in which a client failed, 0 if none has; ``asked``: training rounds
-    of a client from that round on (before it, the public draw alone says who was asked).
+    ``since``: the first round in which a client failed, 0 if none has.
+    ``asked``: training rounds of a client from that round on (before it, the public draw alone says
+        who was asked).
     ``left_out``: why a client is in no secure sum.
     """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, without_autocast
-from fedlsg.privacy.device_sums import LOST, reads_once, sum_in_groups, upper_norms
+from fedlsg.privacy.device_sums import GROUP_ROUNDING, reads_once, sum_in_groups, upper_norms
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
@@ -38,13 +38,13 @@ def clipped_sum(
     flat vector.
 
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the
-    rounding of the
-    sum itself): factors come from float64 norms of the very numbers that are summed and are rounded
-    down. An example with a non-finite coordinate or norm contributes exactly zero. An empty batch
-    gives zeros. A caller's autocast is switched off for the products: it would round more than the
-    clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms are upper
-    bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``. The
-    factors are the same in both, so an example adds the same whether it has many neighbours or few.
+    rounding of the sum itself): factors come from float64 norms of the very numbers that are summed
+    and are rounded down. An example with a non-finite coordinate or norm contributes exactly zero.
+    An empty batch gives zeros. A caller's autocast is switched off for the products: it would round
+    more than the clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms
+    are upper bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``.
+    The factors are the same in both, so an example adds the same whether it has many neighbours or
+    few.
     ``shuffled``: the public number of rows of a microbatch, by the caller's word that its rows are
     in a uniformly random secret order; 0: they are not. A sum on a GPU then reads them once
     (``device_sums``), and clips to C less what its rounding may add.
@@ -180,7 +180,7 @@ def _factored_sum(
     dtype = torch.float64 if wide else narrow
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     groups = [shuffled > 0 and isinstance(b, Tensor) and reads_once(b) for b in gradients]
-    lost = LOST if any(groups) else 0.0
+    lost = GROUP_ROUNDING if any(groups) else 0.0
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes), lost=lost)
     rows = (
         [factors] * len(gradients)

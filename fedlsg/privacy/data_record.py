@@ -2,9 +2,9 @@
 other: they add up.
 
 Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views
-are a part; the object of a Dataset or a table; each row of a list; or the path of
-a file. Wrappers (``Subset``, ``ConcatDataset``, functions of positions) are seen through. Copies
-have another origin. Memory that a tensor or an array has borrowed (``torch.from_numpy``) counts as
+are a part; the object of a Dataset or a table; each row of a list; or the path of a file.
+Wrappers (``Subset``, ``ConcatDataset``, functions of positions) are seen through. Copies have
+another origin. Memory that a tensor or an array has borrowed (``torch.from_numpy``) counts as
 the same until the process ends, for nobody says when it is used for something else.
 """
 

@@ -11,13 +11,13 @@ Norms. Of CHUNK coordinates |x| in float32 is off by at most (CHUNK + 4) u |x|, 
 additions; squares below the smallest normal number may vanish. ``upper_norms`` adds both: it is no
 less than the norm, and no more than 1.6e-5 above it.
 
-Sums. A group of m = GROUP rows is summed in float32, the groups in float64. In any order of
+Sums. A group of m = GROUP_ROWS rows is summed in float32, the groups in float64. In any order of
 additions a group is off by at most m u sum_b |f_b G_b| <= m^2 u C. Rows must be in a uniformly
 random secret order. Then a batch with one example more is the batch without it, in which this
 example took a random place and the row of that place went to the end: all other rows keep their
 places, so two groups differ, on either side, and the others are rounded alike, as all products have
-one shape. The sum moves by at most 4 m^2 u C = ``LOST`` C more than the example's own share. The
-clip is to (1 - ``LOST``) C: the sum moves by C at most.
+one shape. The sum moves by at most 4 m^2 u C = ``GROUP_ROUNDING`` C more than the example's own
+share. The clip is to (1 - ``GROUP_ROUNDING``) C: the sum moves by C at most.
 """
 
 import math
@@ -33,14 +33,14 @@ from fedlsg.tensors import keeps_digits
 
 CHUNK = 256
 """Coordinates whose norm is taken in float32."""
-GROUP = 16
+GROUP_ROWS = 16
 """Rows that are summed in float32."""
 ROWS = 256
 """Rows of one product at most: always as many, so that one kernel rounds all groups."""
 LARGE = 2**14
 """Coordinates of a block from which it is read once."""
 UNIT = 2.0**-24
-LOST = 4 * GROUP**2 * UNIT
+GROUP_ROUNDING = 4 * GROUP_ROWS**2 * UNIT
 """Of the clip norm: the most that rounding of groups can add to what one example moves."""
 
 
@@ -69,7 +69,7 @@ def sum_in_groups(
     """sum_b f_b G_b in float64, of rows in a secret random order; see above. ``most``: rows that a
     microbatch has at most, which is public: with ROWS it decides the shape of all products.
     """
-    size = min(ROWS, -(-most // GROUP) * GROUP)
+    size = min(ROWS, -(-most // GROUP_ROWS) * GROUP_ROWS)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     with all_digits(rows.device.type):
         for group, group_factors in zip(rows.split(size), factors.split(size), strict=True):
@@ -79,7 +79,7 @@ def sum_in_groups(
                     [group_factors, group_factors.new_zeros(size - len(group_factors))]
                 )
             groups = torch.bmm(
-                group_factors.view(-1, 1, GROUP), group.view(-1, GROUP, group.shape[1])
+                group_factors.view(-1, 1, GROUP_ROWS), group.view(-1, GROUP_ROWS, group.shape[1])
             )
             total += groups.squeeze(1).sum(0, dtype=torch.float64)
     return total

@@ -24,7 +24,7 @@ from fedlsg.accounting import (
     population,
     surely_within,
 )
-from fedlsg.accounting.events import checked_delta
+from fedlsg.accounting.checks import checked_delta
 from fedlsg.privacy.ledger_entry import (
     SERVER,
     BudgetError,
@@ -44,7 +44,7 @@ from fedlsg.privacy.ledger_file import (
     write_all,
 )
 from fedlsg.privacy.limits import check_limits
-from fedlsg.privacy.totals import STRONGEST, ByRound, Reader, Totals, order_of
+from fedlsg.privacy.totals import STRONGEST_READER, ByRound, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
@@ -94,7 +94,7 @@ class Charges(ABC):
         )
         return replace(entry, first_batch=first)
 
-    def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
+    def events(self, reader: Reader = STRONGEST_READER) -> tuple[Event, ...]:
         """The entries of mechanism "dp" as a reader sees them, merged by (q, sigma), with the sum
         of their Lambdas.
 
@@ -309,7 +309,7 @@ def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float
     charge = (now.sample_rate, now.noise_multiplier)
     level = population.DISPLAYED
     near = (min(population.grid_up(charge[0], level), 1.0), population.grid_down(charge[1], level))
-    many = max_steps.cache_info().currsize >= population.EXACT
+    many = max_steps.cache_info().currsize >= population.MAX_EXACT_CLIENTS
     each = (
         population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level)
         if now.log_ratio

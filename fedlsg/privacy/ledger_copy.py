@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlsg.accounting.certified import SMALLEST_NOISE
-from fedlsg.accounting.events import AccountingError, canonical, split
+from fedlsg.accounting.events import AccountingError, canonical, split_log_ratio
 from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, lines_with_hashes
 from fedlsg.privacy.ledger_file import (
     State,
@@ -126,7 +126,7 @@ def check_bounded(client: int, entries: Sequence[Entry]) -> None:
         raise LedgerError(
             f"{whose} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}"
         )
-    plain, log_ratio = split(Totals().extended(entries).events())
+    plain, log_ratio = split_log_ratio(Totals().extended(entries).events())
     if log_ratio > LARGEST_RATIO:
         raise LedgerError(
             f"{whose} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon "

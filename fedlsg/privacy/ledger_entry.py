@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from fedlsg.accounting.events import (
-    MOST_STEPS,
+from fedlsg.accounting.checks import (
+    MAX_STEPS,
     checked_log_ratio,
     checked_noise_multiplier,
     checked_sample_rate,
@@ -115,7 +115,7 @@ class Entry:
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or not self._least(name) <= value <= MOST_STEPS:
+            if type(value) is not int or not self._least(name) <= value <= MAX_STEPS:
                 raise ValueError(
                     f"expected a non-negative integer {name} up to 2^53, got {value!r} "
                     "(num_examples at least 1)"

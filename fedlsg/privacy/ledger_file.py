@@ -74,12 +74,10 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
     Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another
     client's ledger.
     """
-    owner, heads, entries, keys = (
-        known.owner,
-        list(known.state.heads),
-        list(known.state.entries),
-        set(known.keys),
-    )
+    owner = known.owner
+    heads = list(known.state.heads)
+    entries = list(known.state.entries)
+    keys = set(known.keys)
     head, schema = known.state.head, known.schema
     before = known.content.count(b"\n")
     for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):

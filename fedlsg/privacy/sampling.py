@@ -124,12 +124,10 @@ class ShuffledBatches:
         self.batches = batches_of_epoch(num_examples, batch_size)
         if first < 0:
             raise ValueError(f"expected {first=} >= 0")
-        self.num_examples, self.batch_size, self._next, self._order = (
-            num_examples,
-            batch_size,
-            first,
-            order,
-        )
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self._next = first
+        self._order = order
         self._epoch, self._positions = -1, torch.zeros(0, dtype=torch.int64)
 
     def next_batch(self) -> Int[Tensor, " batch"]:

@@ -33,10 +33,10 @@ from fedlsg.privacy.ledger_entry import Entry
 
 Reader = Literal["outside", "server", "participant", "participants", "server_and_participants"]
 READERS: tuple[Reader, ...] = get_args(Reader)
-STRONGEST: Reader = "server_and_participants"
+STRONGEST_READER: Reader = "server_and_participants"
 """The reader that knows most: noise is calibrated against it."""
 WITH_SERVER: tuple[Reader, ...] = ("server", "server_and_participants")
-FEWEST = 2
+MIN_SURVIVORS = 2
 """Survivors of a secure sum, at least, in entries that do not say how many there are."""
 
 
@@ -85,8 +85,9 @@ class Totals:
     """What the first ``count`` entries amount to. In a long run it is extended, and not made again
     in every step: a step costs the same, however many rounds there were.
 
-    ``spent``: steps and Lambda of mechanism "dp", by q and noise; ``private``: whether every entry
-    is of mechanism "dp"; ``secret``: whether the noise of each is.
+    ``spent``: steps and Lambda of mechanism "dp", by q and noise.
+    ``private``: whether every entry is of mechanism "dp".
+    ``secret``: whether the noise of each is.
     Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise
     in each epoch that was begun. An example is in one batch of an epoch, so an epoch counts as one
     release.
@@ -125,7 +126,7 @@ class Totals:
         """The totals with one more entry, of mechanism "dp"."""
         return self._and([entry])
 
-    def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
+    def events(self, reader: Reader = STRONGEST_READER) -> tuple[Event, ...]:
         """Everything of mechanism "dp" as a reader sees it, merged by (q, sigma).
 
         An epoch of shuffled batches is a step at q = 1.
@@ -181,7 +182,7 @@ def noise_of(entry: Entry) -> Noise:
     """
     sigma = entry.noise_multiplier
     if entry.run and entry.log_ratio and not entry.min_survivors:
-        sigma /= math.sqrt(FEWEST)
+        sigma /= math.sqrt(MIN_SURVIVORS)
     return sigma, entry.min_survivors, entry.colluders
 
 

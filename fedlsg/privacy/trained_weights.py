@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-SAMPLED = 256
+MIN_SAMPLED_NUMBERS = 256
 """Numbers of a parameter that its digest reads, at least, where it has so many."""
-NOTED = 3
+MAX_NOTED_PARAMETERS = 3
 """Parameters whose digest is kept after each step, at most: together they take less than 1 % of a
 small step.
 """
-KEPT = 100_000
+MAX_DIGESTS = 100_000
 """Digests that are kept; the oldest goes first."""
-DIGEST = 8
+DIGEST_BYTES = 8
 """Bytes of a digest. The bytes of a constant are four, and stand for themselves."""
 
 _PARAMETERS = WeakIdKeyDictionary()
@@ -38,11 +38,11 @@ def digest_of(values: Tensor) -> bytes:
     """
     if not values.is_floating_point() or values.is_meta:
         return b""
-    every = values.numel() // SAMPLED | 1  # odd: not one column alone
+    every = values.numel() // MIN_SAMPLED_NUMBERS | 1  # odd: not one column alone
     numbers = values.detach().flatten()[::every].float().cpu().numpy().tobytes()
     if numbers == numbers[:4] * (len(numbers) // 4):
         return numbers[:4]
-    return hashlib.blake2b(numbers, digest_size=DIGEST).digest()
+    return hashlib.blake2b(numbers, digest_size=DIGEST_BYTES).digest()
 
 
 class Writer:
@@ -60,7 +60,7 @@ class Writer:
         self._digests: dict[str, bytes] = {}
         """Of what it wrote last."""
 
-    def begin(self, trained: Mapping[str, Tensor], most: int = KEPT) -> None:
+    def begin(self, trained: Mapping[str, Tensor], most: int = MAX_DIGESTS) -> None:
         """Remember what ``most`` of the tensors are before they are trained: what does not move is
         nobody's.
         """
@@ -100,14 +100,14 @@ class Writer:
                 continue
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 _PARAMETERS[tensor] = self
-            if len(digest) == DIGEST:
+            if len(digest) == DIGEST_BYTES:
                 _DIGESTS.pop(digest, None)  # it becomes the newest
                 _DIGESTS[digest] = self
         self._versions = _versions(written)
         self._digests = {
             name: digest_of(written[name]) for name in self._digests_before.keys() & written
         }
-        while len(_DIGESTS) > KEPT:
+        while len(_DIGESTS) > MAX_DIGESTS:
             del _DIGESTS[next(iter(_DIGESTS))]
 
 

@@ -46,10 +46,9 @@ class Client:
     """One client's side of an attempt under ``terms``.
 
     ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or
-    ``reproducible_root``, not
-    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``agree``, ``unmask``.
-    After ``unmask`` all secrets are forgotten; the answers are kept. Refuses to be pickled;
-    ``export`` writes it for the client's own store.
+    ``reproducible_root``, not private). Order of calls: ``keys``, ``shares``, ``accept``,
+    ``masked``, ``agree``, ``unmask``. After ``unmask`` all secrets are forgotten; the answers are
+    kept. Refuses to be pickled; ``export`` writes it for the client's own store.
     """
 
     def __init__(self, terms: Terms, client: int, root: bytes) -> None:
@@ -291,10 +290,8 @@ class Client:
 
     def _answer(self, stage: str, message: bytes, make: Callable[[], bytes]) -> bytes:
         """The stored answer of a stage, or the one that ``make`` returns, which is stored."""
-        at, asked = (
-            STAGES.index(stage),
-            hashlib.sha256(message).digest() if isinstance(message, bytes) else b"",
-        )
+        at = STAGES.index(stage)
+        asked = hashlib.sha256(message).digest() if isinstance(message, bytes) else b""
         if at < len(self._answers):
             if self._answers[at][0] != asked:
                 raise SecureSumError(
@@ -334,11 +331,9 @@ class Client:
             restored._make_tags(told)
         if not root:
             restored._forget()
-        restored._roster, restored._delivery, restored._told = (
-            roster or None,
-            delivery or None,
-            told or None,
-        )
+        restored._roster = roster or None
+        restored._delivery = delivery or None
+        restored._told = told or None
         restored._answers = list(zip(pairs[::2], pairs[1::2], strict=True))
         return restored
 

@@ -260,10 +260,8 @@ def agreement_tags(
     HMAC-SHA-256 (the second half of HKDF) under a key that only the two ends have: nobody else can
     make either tag. Sender and receiver are in it, so that a tag sent back is no tag of the other.
     """
-    secret, ends = (
-        _exchange(own, other),
-        [_id(own_client) + public_bytes(own), _id(other_client) + other],
-    )
+    secret = _exchange(own, other)
+    ends = [_id(own_client) + public_bytes(own), _id(other_client) + other]
     mine, due = (
         _derive(secret, b"agreement", terms, *both, sets)[:TAG_BYTES] for both in (ends, ends[::-1])
     )

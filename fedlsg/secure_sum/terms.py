@@ -2,14 +2,14 @@
 follows from them: who shares masks with whom, and how many shares give a secret back.
 
 Symbols:
-    K  selected clients                 m  least number of clients in a sum, so D = K - m dropouts
-       are tolerated
+    K  selected clients
+    m  least number of clients in a sum, so that D = K - m dropouts are tolerated
     t  tolerated colluders: clients that show the server all that they know; 1 at least, because
-       every client of a sum
-       reads the sum and knows its own noise
-    k  degree of the graph              h  threshold: shares that give a secret back
-    A closed neighbourhood is a client and its k neighbours. Each of these k + 1 clients holds one
-        share of its secrets.
+       every client of a sum reads the sum and knows its own noise
+    k  degree of the graph
+    h  threshold: shares that give a secret back
+A closed neighbourhood is a client and its k neighbours. Each of these k + 1 clients holds one share
+of its secrets.
 
 Source: Bell et al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", sec.
 3: a k-regular graph in which (1) no neighbourhood has h colluders, (2) the honest survivors are
@@ -18,18 +18,17 @@ connected, (3) at least h of each neighbourhood survive. Harary 1962 for the gra
 round.
 
 What a server that lies about sets and keys can read
----------------------------------------------------- It tells client i that R_i announced keys, that
-U_i sent shares and that S_i survived, and has t colluders. R_i is the roster as i knows it: clients
-**and both public keys of each**, of i itself those that it announced. Client i makes sure that i is
-in S_i, S_i within U_i, U_i within R_i, and |S_i| >= m. It opens shares only of neighbours that
-sealed them under R_i. It gives shares only after m clients of S_i, itself among them, have tagged
-(R_i, U_i, S_i) for it. It tags once.
+----------------------------------------------------
+It tells client i that R_i announced keys, that U_i sent shares and that S_i survived, and has t
+colluders. R_i is the roster as i knows it: clients **and both public keys of each**, of i itself
+those that it announced. Client i makes sure that i is in S_i, S_i within U_i, U_i within R_i, and
+|S_i| >= m. It opens shares only of neighbours that sealed them under R_i. It gives shares only
+after m clients of S_i, itself among them, have tagged (R_i, U_i, S_i) for it. It tags once.
 
 A colluder is every client that shows the server what it knows, and every one in whose place anybody
 is shown a share key whose secret the server or a colluder knows: t in all, over all rosters of the
-attempt. Other keys may be shown as
-the server likes: old ones, one client's in place of another's, a true share key next to a false
-mask key.
+attempt. Other keys may be shown as the server likes: old ones, one client's in place of another's,
+a true share key next to a false mask key.
 
 Theorem. Either no honest client gives a share, or there is one set S of at least m clients such
 that server and colluders learn the sum over the honest clients of S, and nothing else about honest
@@ -47,24 +46,18 @@ inputs.
    S, b_j stays unknown, and with it the vector of j. For an honest j outside U - S, the mask key
    stays unknown.
 3. One sum. What is left of the masks in the vector of an honest i in S are those with honest
-   neighbours j in U_i
-   outside U - S. They are uniform and independent. So the vectors tell only sums over groups C for
-       which each such mask
-   is in two vectors of C or in none: for i in C, all these j are in C. Let C be a group, not empty,
-       and let T be the m
-   clients that tagged (R, U, S) for a client that gave shares.
+   neighbours j in U_i outside U - S. They are uniform and independent. So the vectors tell only
+   sums over groups C for which each such mask is in two vectors of C or in none: for i in C, all
+   these j are in C. Let C be a group, not empty, and let T be the m clients that tagged (R, U, S)
+   for a client that gave shares.
    - If an honest client of T is in C: let B be the clients of C that are not in T. Both T and B are
-     in S, so |S| >= m +
-     |B|. Take B, the colluders and all clients outside S from the graph: at most |B| + t + D - |B|
-         < k. The rest is
-     connected (always, if the graph is complete). If C were not all honest clients of S, some i of
-         T in C would have a
-     neighbour j in S outside C. But U_i = U contains j, which contradicts what C is.
+     in S, so |S| >= m + |B|. Take B, the colluders and all clients outside S from the graph: at
+     most |B| + t + D - |B| < k. The rest is connected (always, if the graph is complete). If C were
+     not all honest clients of S, some i of T in C would have a neighbour j in S outside C. But
+     U_i = U contains j, which contradicts what C is.
    - If none is: both T and C are in S, so |S| >= m + |C|. Of the k neighbours of a client i of C at
-     most D are outside
-     U_i, |C| - 1 in C, t colluders, and K - |S| <= D - |C| in U - S. These are at most 2 D + t - 1
-         < k, so i has a mask
-     with somebody outside C, which contradicts what C is.
+     most D are outside U_i, |C| - 1 in C, t colluders, and K - |S| <= D - |C| in U - S. These are
+     at most 2 D + t - 1 < k, so i has a mask with somebody outside C, which contradicts what C is.
    So C is all honest clients of S.
 
 It rests on m > (K + t) / 2, on k >= t + D + max(D, 1) or k = K - 1, and on h > t. The tests search
@@ -183,11 +176,13 @@ _LABEL = b"fedlsg secure sum, version 2\0"
 class Terms:
     """What server and clients agree on before an attempt.
 
-    ``run``: 32 bytes that name the run; ``round`` and ``attempt``: an attempt never repeats within
-    a run;
-    ``clients``: the selected clients, ascending (K numbers below 2^32); ``min_survivors``: m, the
-    clients that a sum has at least; ``colluders``: t; ``length``: values of a vector; ``bits``: b,
-    sums are modulo 2^b, 8 to 64.
+    ``run``: 32 bytes that name the run.
+    ``round`` and ``attempt``: an attempt never repeats within a run.
+    ``clients``: the selected clients, ascending (K numbers below 2^32).
+    ``min_survivors``: m, the clients that a sum has at least.
+    ``colluders``: t.
+    ``length``: values of a vector.
+    ``bits``: b, sums are modulo 2^b, 8 to 64.
 
     Guarantee: every key of an attempt depends on all of these, through ``digest``. Clients that
     hold different terms cannot open each other's shares.
@@ -284,8 +279,8 @@ class GivenUp:
     """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was
     revealed.
 
-    ``stage``: keys, shares, masked, agree or unmask; ``alive``: clients whose message of that stage
-    was accepted;
+    ``stage``: keys, shares, masked, agree or unmask.
+    ``alive``: clients whose message of that stage was accepted.
     ``owner``: the client whose shares, more than h, fit no secret that it announced.
     """
 

@@ -1,11 +1,11 @@
 """The public state that server, clients, attacks and benchmarks derive the frame of a round from.
 
-state = PublicState.start(model, method, schedule, seed=..., classifier=...)      before the first
-                                                                                  round
-frame = state.frame(round, updates=...)                                           after loading W_t
-                                                                                  into the model
-frame = mean_frame(state)           that of an average round: how many coordinates a run keeps,
-                                    without its carriers
+# before the first round
+state = PublicState.start(model, method, schedule, seed=..., classifier=...)
+# after loading W_t into the model
+frame = state.frame(round, updates=...)
+# that of an average round: how many coordinates a run keeps, without its carriers
+frame = mean_frame(state)
 """
 
 from collections.abc import Callable, Mapping
@@ -33,11 +33,13 @@ class PublicState:
     """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same
     in all rounds.
 
-    ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the
-    weights that travel as
-    carriers. ``classifier``: path of the head. ``seed``: the public seed. ``built``: a copy of the
-    model as it was built, where functions of the user or probes make frames. ``source``: what a
-    probe pushes through it.
+    ``initial``: W_0 by parameter, of frozen weights under LoRA too.
+    ``carried``: names of the weights that travel as carriers.
+    ``classifier``: path of the head.
+    ``seed``: the public seed.
+    ``built``: a copy of the model as it was built, where functions of the user or probes make
+        frames.
+    ``source``: what a probe pushes through it.
     """
 
     model: nn.Module

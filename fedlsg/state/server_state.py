@@ -51,12 +51,10 @@ class ServerState:
         optimizer: Optimizer | None = None,
     ) -> None:
         self.public, self.divisor = public, divisor
-        self.model, self.method, self.schedule, self.seed = (
-            public.model,
-            public.method,
-            public.schedule,
-            public.seed,
-        )
+        self.model = public.model
+        self.method = public.method
+        self.schedule = public.schedule
+        self.seed = public.seed
         parameters, method = trainable(self.model), self.method
         self.optimizer: Optimizer
         self.scheduler: LambdaLR | None
@@ -309,11 +307,9 @@ class ServerState:
         """
         self.basis = None
         if flat is not None:
-            carrier, weights, carried = (
-                self.method.carrier,
-                self.public.parameters,
-                self.public.carried,
-            )
+            carrier = self.method.carrier
+            weights = self.public.parameters
+            carried = self.public.carried
             self.basis = unflatten(
                 flat, carrier, weights, carried, round=refresh_of(round, carrier)
             )

@@ -52,7 +52,7 @@ largest one.
 """
 PRETRAINED = 0.1
 """Of c below a new classifier: more destroys what the layers have learnt."""
-VALUES, MOST = 5000, 2.0
+RULE_VALUES, MAX_RATE_FACTOR = 5000, 2.0
 """Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a
 smaller model.
 """
@@ -114,8 +114,8 @@ def size_factor(trained: Iterable[Tensor]) -> float:
     """Learning rate of a model with these parameters over that of a model of 5,000 numbers."""
     parameters = list(trained)
     values = max(1, sum(p.numel() for p in parameters))
-    dense = values > VALUES and all(p.ndim < 3 for p in parameters)
-    return min(MOST, float((VALUES / values) ** (0.25 if dense else 0.5)))
+    dense = values > RULE_VALUES and all(p.ndim < 3 for p in parameters)
+    return min(MAX_RATE_FACTOR, float((RULE_VALUES / values) ** (0.25 if dense else 0.5)))
 
 
 def fan_in_factor(fan_in: int) -> float:

@@ -44,7 +44,7 @@ from fedlsg.randomness import SecretStream
 from fedlsg.training import Batch, LocalTraining
 from fedlsg.training.client_round import AddNoise, client_step
 
-HALF = 0.5
+COUNT_SENSITIVITY = 0.5
 """How far one client moves the centred count: b - 1/2 is -1/2 or 1/2, and 0 without the client."""
 
 
@@ -62,7 +62,7 @@ class AdaptiveClip:
     @property
     def count_multiplier(self) -> float:
         """Noise over sensitivity of the count: 2 sigma_b."""
-        return self.count_noise / HALF
+        return self.count_noise / COUNT_SENSITIVITY
 
     def sum_multiplier(self, noise_multiplier: float) -> float:
         """z_sum, so that count and sum together have the noise multiplier z.
@@ -75,7 +75,7 @@ class AdaptiveClip:
                 f"clip_count_noise={self.count_noise:g} is a noise multiplier of "
                 f"{self.count_multiplier:.3g} for the count alone, and both releases together need "
                 f"{noise_multiplier:.3g}: raise clip_count_noise above "
-                f"{noise_multiplier * HALF:.3g}"
+                f"{noise_multiplier * COUNT_SENSITIVITY:.3g}"
             )
         # Rounded up by a relative 1e-12: float64 must not leave the pair below z.
         return float(rest**-0.5) * (1 + 1e-12)
@@ -84,9 +84,9 @@ class AdaptiveClip:
         """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both
         are secret.
         """
-        centred = torch.tensor([within - HALF * clients], dtype=torch.float64)
+        centred = torch.tensor([within - COUNT_SENSITIVITY * clients], dtype=torch.float64)
         count = float(gaussian(centred, self.count_noise, noise))
-        fraction = count / self.expected_clients + HALF
+        fraction = count / self.expected_clients + COUNT_SENSITIVITY
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(max(moved, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)
 
@@ -95,10 +95,10 @@ class AdaptiveClip:
 class ServerNoise:
     """What a server needs to add the noise of client-level privacy.
 
-    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass,
-    None without one.
-    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT
-    PRIVATE.
+    ``ledger``: of ``SERVER``, for all clients.
+    ``budget``: (epsilon, delta) that it must not pass, None without one.
+    ``stream``: secret draws by purpose and round.
+    ``reproducible``: they come from the seed, NOT PRIVATE.
     """
 
     ledger: ClientCharges | Ledger
@@ -118,17 +118,18 @@ def client_update(
     local: LocalTraining,
     noise: SecretStream,
     add: AddNoise | None = None,
+    train: Callable[..., Tensor] = client_step,
     **given: Any,
 ) -> Float64[Tensor, " kept"]:
     """K plain local steps, the clip of the update as a whole, and the client's noise: a private
     payload.
 
     ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here.
-    ``add`` takes the place
-    of ``add_noise``: noise on a grid, under a secure sum.
+    ``add`` takes the place of ``add_noise``: noise on a grid, under a secure sum.
+    ``train``: the plain local steps, whose result is clipped whatever it is.
     """
     plain = replace(mechanism, kind="none")
-    values = client_step(
+    values = train(
         model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given
     )
     update = clipped_update(
@@ -178,13 +179,13 @@ def release_round(
     of the next round.
 
     ``updates``: what arrived, in client order, as ``clipped_update`` takes it.
-    ``mechanism.noise_multiplier`` is z, of
-    all that is returned: with ``adaptive`` the sum gets z_sum.
+    ``mechanism.noise_multiplier``: z, of all that is returned. With ``adaptive`` the sum gets
+        z_sum.
+
     Guarantee: one client moves the sum by at most ``mechanism.sensitivity`` in L2. The clip is
-    here, on what was
-    received: a codec may have rounded an update to a larger norm, and no client needs to be
-    believed. No update at all
-    is a sum as well, of noise alone: to skip it would show that nobody took part.
+    here, on what was received: a codec may have rounded an update to a larger norm, and no client
+    needs to be believed. No update at all is a sum as well, of noise alone: to skip it would show
+    that nobody took part.
     """
     total, within = torch.zeros(frame.kept, dtype=torch.float64), 0
     for received in updates:

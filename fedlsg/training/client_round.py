@@ -27,7 +27,6 @@ from fedlsg.gradients import (
     summed_gradient,
     summed_gradients,
 )
-from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.isolation.state import uninterrupted
 from fedlsg.gradients.known import same_weights
 from fedlsg.privacy import (
@@ -41,8 +40,9 @@ from fedlsg.privacy import (
 )
 from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
+from fedlsg.training.example_gradients import BACKWARD, ExampleGradients
 from fedlsg.training.local_training import (
-    LEAST,
+    MIN_MICROBATCH_ROWS,
     Batch,
     Drawn,
     Groups,
@@ -90,6 +90,7 @@ def client_step(
     checked: Checked | None = None,
     add: AddNoise | None = None,
     persons: Persons | None = None,
+    gradients: ExampleGradients = BACKWARD,
 ) -> Update:
     """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept
     coordinates only.
@@ -108,6 +109,7 @@ def client_step(
     ``persons``: batches draw persons, and the gradient of a person is clipped, whatever the number
     of its rows; ``num_examples`` and the expected batch are then of persons, and ``batch`` and
     ``groups`` get positions of rows as ever.
+    ``gradients``: where the gradients of single rows come from.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
@@ -131,6 +133,7 @@ def client_step(
         scale=scale,
         parameters=parameters,
         persons=persons,
+        gradients=gradients,
     )
     if add is not None:
         return add(clipped_batch_sum(inputs, wide=True), mechanism, noise)
@@ -321,7 +324,7 @@ def _gradient_of_person(
     """
     sums: list[Tensor] = []
     for _, micro in runs_of(rows, x.groups, Shape(size=size)):
-        gradients = row_gradients(x, *x.batch(micro), max(len(micro), LEAST))
+        gradients = row_gradients(x, *x.batch(micro), max(len(micro), MIN_MICROBATCH_ROWS))
         summed = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
         sums = (
             summed if not sums else [total.add_(g) for total, g in zip(sums, summed, strict=True)]
@@ -344,10 +347,11 @@ def units_of(
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for
     its pass.
     """
+    blocks = x.gradients.blocks if allows_ghost_clipping(x.frame) else None
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
-    if joint and x.local.multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
+    if joint and x.local.multiplicity == 1 and x.scale is None and blocks is not None:
         return without_filling(
-            _of_pass(block_gradients, x, inputs, targets, rows), batch_size(inputs, targets)
+            _of_pass(blocks, x, inputs, targets, rows), batch_size(inputs, targets)
         )
     return scaled(per_unit(row_gradients(x, inputs, targets, rows), x.frame, 1), x.scale)
 
@@ -357,7 +361,7 @@ def row_gradients(
 ) -> list[Float[Tensor, "batch kept"]]:
     """The gradient of each row of a microbatch, filled up to ``rows``: the mean over its copies."""
     copies, real = x.local.multiplicity, batch_size(inputs, targets)
-    filled = _of_pass(per_example_gradients, x, inputs, targets, rows * copies)
+    filled = _of_pass(x.gradients.rows, x, inputs, targets, rows * copies)
     return mean_of_copies([g[:real] for g in filled], copies)
 
 

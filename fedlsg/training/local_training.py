@@ -9,8 +9,7 @@ neighbours by up to 1 % of C each. A single row has another kernel than several 
 too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C (ResNet-34). These
 are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
 wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``.
-So do carriers that can do the same,
-by ``Frame.one_shape``. Therefore:
+So do carriers that can do the same, by ``Frame.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of
                 one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its
@@ -42,6 +41,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
 from fedlsg.tensors import each, fields_of
+from fedlsg.training.example_gradients import BACKWARD, ExampleGradients
 from fedlsg.training.persons import Persons
 
 Positions = Int[Tensor, " batch"]
@@ -57,18 +57,23 @@ Positive = Annotated[float, Setting(above=0, below=math.inf)]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD
-    with momentum.
+    """A client's local optimizer: SGD with momentum.
 
-    For those the accumulated carriers carry the local change of W exactly. ``learning_rate``
-    matters from the second local step on. ``expected_batch``: B = q N with the declared mean N of
-    all clients. ``own_batch``: q_k N_k of one client, B where None. It divides the client's local
-    steps, and neither is ever a realised size. ``proximal`` is mu of FedProx (Li et al. 2020, Eq.
-    2): local steps descend on the loss + mu/2 |W - W_t|^2. A batch function gives ``multiplicity``
-    augmented copies of each example, one after the other, whose gradients are averaged before the
-    clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
+    Only optimizers that are linear in the gradient are offered: the accumulated carriers then carry
+    the local change of W exactly.
+
+    ``learning_rate``: it matters from the second local step on.
+    ``expected_batch``: B = q N with the declared mean N of all clients.
+    ``own_batch``: q_k N_k of one client, B where None. It divides the client's local steps. Neither
+        batch is ever a realised size.
+    ``multiplicity``: a batch function gives so many augmented copies of each example, one after the
+        other, whose gradients are averaged before the clip (De et al. 2022): the unit stays the
+        example.
+    ``proximal``: mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss
+        + mu/2 |W - W_t|^2.
+    ``precision``: the precision.
     ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of
-    ``sample_rate``.
+        ``sample_rate``.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     ``isolation``: the level at which passes run the code of users (``gradients.isolation``).
     """
@@ -145,9 +150,10 @@ class Drawn:
 class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
-    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples
-    join which batch, by chance or as they come. ``persons``: who is drawn and clipped in place of
-    examples; ``num_examples`` counts them.
+    ``parameters``: those of the model, checked against the frame.
+    ``draws``: they decide which examples join which batch, by chance or as they come.
+    ``persons``: who is drawn and clipped in place of examples; ``num_examples`` counts them.
+    ``gradients``: where the gradients of rows come from.
     """
 
     model: nn.Module
@@ -162,6 +168,7 @@ class StepInputs:
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked
     persons: Persons | None = None
+    gradients: ExampleGradients = BACKWARD
 
 
 def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
@@ -206,9 +213,9 @@ def norm_bound(
     return 1.01 * (signal + tail) * counted + norm_of_factors(frame)
 
 
-FULL = 4
+FLOAT32_BYTES = 4
 """Bytes of a float32 number."""
-LEAST = 2
+MIN_MICROBATCH_ROWS = 2
 """Rows that a microbatch has at least, where it may have more than one."""
 ROWS_ON_CPU = 8
 """In fewer bits, multiples of so many rows are rounded alike by the kernels for processors,
@@ -233,7 +240,10 @@ class Shape:
     def rows(self, count: int) -> int:
         """Rows of a microbatch of ``count`` examples, none of an empty one."""
         return (
-            min(self.size, max(math.ceil(count / self.multiple) * self.multiple, LEAST))
+            min(
+                self.size,
+                max(math.ceil(count / self.multiple) * self.multiple, MIN_MICROBATCH_ROWS),
+            )
             if count
             else 0
         )
@@ -244,11 +254,11 @@ def shape_of(
 ) -> Shape:
     """The shape that every microbatch of a run has.
 
-    float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer
-    bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ more, and under
-    ``one_shape``: one number of rows always, the microbatch size or, where that is less, what a
-    batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where a row leaves,
-    all later ones move up by one place. ``one_shape``: that of the frame.
+    float32 on a processor: as many rows as there are examples, MIN_MICROBATCH_ROWS for a single
+    one. In fewer bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ
+    more, and under ``one_shape``: one number of rows always, the microbatch size or, where that is
+    less, what a batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where
+    a row leaves, all later ones move up by one place. ``one_shape``: that of the frame.
     """
     weights, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
     on_cpu = all(p.device.type == "cpu" for p in weights)
@@ -260,7 +270,7 @@ def shape_of(
     if (
         local.precision == FLOAT32
         and keeps_float32_digits("cpu")
-        and all(p.itemsize >= FULL for p in weights)
+        and all(p.itemsize >= FLOAT32_BYTES for p in weights)
     ):
         return Shape(size=size)
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))

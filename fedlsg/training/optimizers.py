@@ -209,10 +209,11 @@ def _kind(hint: Any, default: Any) -> type:
 class Yogi(Optimizer):
     """Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
 
-    Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity;
-                                                               m_0 = 0, v_0 = tau^2
-        m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m /
-                                    (sqrt(v) + tau)
+    Symbols: g_t the noisy gradient, the paper's -Delta_t; tau = eps, the degree of adaptivity;
+    m_0 = 0, v_0 = tau^2.
+        m <- b1 m + (1 - b1) g
+        v <- v - (1 - b2) g^2 sign(v - g^2)
+        W <- W - lr m / (sqrt(v) + tau)
     v moves by a share of g^2 and not of their difference, so that it falls slowly after large
     gradients. As in the paper there is no bias correction. ``weight_decay`` adds W times it to g,
     as in Adam.

@@ -41,8 +41,9 @@ what numpy makes of None and NaN next to texts, too.
 class Persons:
     """Which rows each person of a client has; persons are numbered from 0 to ``count`` - 1.
 
-    ``person``: the number of each row's person. ``most_rows``: how many rows of a person count in a
-    step, 0 for all. ``gradient``: "mean" or "sum" of their gradients. The last two are public.
+    ``person``: the number of each row's person.
+    ``most_rows``: how many rows of a person count in a step, 0 for all.
+    ``gradient``: "mean" or "sum" of their gradients. The last two are public.
     Raises ValueError unless each number up to the largest one has a row.
     """
 

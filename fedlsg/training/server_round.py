@@ -82,13 +82,15 @@ class ServerOptimizer:
     in the first round to ``final_learning_rate`` (0 where None) at the end of the run along the
     ``schedule`` ("step": in three equal drops, at ``STEPS`` of the run); ``norms_learning_rate``
     and ``classifier_learning_rate`` replace it for their groups and follow the same schedule.
-    ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by (64 /
-    fan_in)^(1/4), where fan_in is the number of weights of one of its units. ``sparsify_update``
-    drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023, sec.
-    4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the
-    weights with decay min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
-    ``optimizer``: a class of torch.optim, or ``Yogi``. ``optimizer_options``: see ``read_options``;
-    what has a setting of its own (learning rate, weight decay, SGD's momentum) is none of them.
+    ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
+    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
+    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest
+    (Ito et al. 2023, sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential
+    moving average of the weights with decay min(ema, (1 + t) / (10 + t)) after t updates
+    (De et al. 2022).
+    ``optimizer``: a class of torch.optim, or ``Yogi``.
+    ``optimizer_options``: see ``read_options``; what has a setting of its own (learning rate,
+        weight decay, SGD's momentum) is none of them.
     """
 
     estimator: Annotated[

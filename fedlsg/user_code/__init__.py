@@ -1,21 +1,30 @@
-"""Code of a user's own by its name: ``FILE.py:NAME``, ``MODULE:NAME``, an object given in Python,
-or an entry point.
+"""Code of a user's own by its name.
 
-    permit("mine.py:recipe")             who names code on a command line, in Python, or trusts a
-                                         run directory
-    build = load("mine.py:recipe")       runs mine.py once a process, and returns its function
-                                         ``recipe``
+A name is ``FILE.py:NAME`` or ``MODULE:NAME``, an object given in Python, or an entry point.
+
+    # who names code on a command line, in Python, or trusts a run directory
+    permit("mine.py:recipe")
+    # runs mine.py once a process, and returns its function ``recipe``
+    build = load("mine.py:recipe")
 
 A setting that names code runs nothing by itself: ``load`` refuses every name of a file or module
 that was not permitted in this process, and nothing else here or elsewhere imports what a setting
 names. A deployed client permits none. It runs what its bundle or an installed package holds,
 whatever a run config names.
 
-    names           what names mean          permission      which of them may run
-    loading         files and modules        text_files      from their text alone
-    entry_points    of installed packages    failure         errors of such code in words
-    digest          SHA-256 of such code     objects         what its objects hold
-    process         what torch keeps         replaced        functions of libraries
+    names            what names mean
+    permission       which of them may run
+    loading          files and modules
+    text_files       files from their text alone
+    entry_points     what installed packages offer
+    failure          errors of such code in words
+    short_traceback  errors of callers, without the frames of fedlsg
+    digest           SHA-256 of such code
+    library          whether all code of a pass is library code
+    objects          what objects hold, so that it can be put back
+    process          what torch keeps for the whole process
+    replaced         functions of libraries that code may have replaced
+    fingerprint      what a model and a loss are made of, compared before each step
 """
 
 from fedlsg.user_code.entry_points import imported, offered

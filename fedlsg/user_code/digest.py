@@ -2,11 +2,9 @@
 refuses other code.
 
 Of code in a file: that file, and the modules next to it that it imports at its top. Of a function
-of a script or a
-notebook, where other lines say nothing of it: its instructions and constants, and the functions,
-classes and plain
-values of the script that it names. Of both: the plain values that it captures (defaults, closure,
-arguments of a partial, attributes of an object).
+of a script or a notebook, where other lines say nothing of it: its instructions and constants, and
+the functions, classes and plain values of the script that it names. Of both: the plain values that
+it captures (defaults, closure, arguments of a partial, attributes of an object).
 
 ``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether
 it may.

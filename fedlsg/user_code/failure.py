@@ -21,7 +21,7 @@ OF_FORM = (
     "per-example gradients",
 )
 """Words in the text of an error about shapes and types, which no other values would avoid."""
-LONGEST = 400
+MAX_ERROR_CHARACTERS = 400
 """Characters of an error's text that are shown."""
 OWN = tuple(
     str(Path(__file__).resolve().parents[2] / name) + "/"
@@ -101,7 +101,11 @@ def describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if is_own(error):
         return text
-    text = text.rstrip(".") if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    text = (
+        text.rstrip(".")
+        if len(text) <= MAX_ERROR_CHARACTERS
+        else f"{text[:MAX_ERROR_CHARACTERS]} ..."
+    )
     steps = traceback.extract_tb(error.__traceback__)
     lines = [
         f"{Path(s.filename).name}, line {s.lineno}: {s.line}".rstrip(": ")

@@ -54,8 +54,9 @@ class Watching(partial[Any]):
 class Fingerprint:
     """Equal for equal structure of the same objects, while these live; see the module docstring.
 
-    parts: the modules, parameters and forwards whose ids are in ``structure``. held: the other
-    objects whose ids are in it. A caller that keeps both compares no id of an object that is gone.
+    parts: the modules, parameters and forwards whose ids are in ``structure``.
+    held: the other objects whose ids are in it. A caller that keeps both compares no id of an
+        object that is gone.
     """
 
     structure: tuple[tuple[Any, ...], ...]
@@ -270,11 +271,9 @@ class Followed:
         )
         changes = []
         for path, module in self._model.named_modules():
-            name, first, second = (
-                f"{path or 'the model'} ({type(module).__name__})",
-                old.get(id(module)),
-                new[id(module)],
-            )
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            first = old.get(id(module))
+            second = new[id(module)]
             if first is None:
                 changes.append(f"{name} is new")
             elif first != second:

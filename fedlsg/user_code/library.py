@@ -48,7 +48,7 @@ from fedlsg.user_code.process import own_kernels, tables, tracers
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft")
 """Distributions whose code is library code, as fedlsg's own is."""
-FEW = (*LIBRARIES[1:], OURS)
+LOOKED_INTO = (*LIBRARIES[1:], OURS)
 """Those whose global objects are looked into: registries of attention functions, say."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GROUPS = ("_parameters", "_buffers", "_modules", *HOOKS)
@@ -153,11 +153,11 @@ def _parts(thing: Any, most: Origin) -> Iterator[Part]:
         yield "", base, most
     if kind.__name__ == "OptimizedModule":
         return  # private passes run the original, which is inside
-    whole = not is_module and (most is Origin.LIBRARY or _top(kind) in FEW)
+    whole = not is_module and (most is Origin.LIBRARY or _top(kind) in LOOKED_INTO)
     for name, value in getattr(thing, "__dict__", {}).items():
         read = whole or isinstance(value, FUNCTIONS)
         if is_module:
-            read |= value is torch or value is F or _top(type(value)) in FEW
+            read |= value is torch or value is F or _top(type(value)) in LOOKED_INTO
             read |= _stands_for_users(value)
         if read and name not in REST:
             yield "" if is_class or is_module else name, value, most

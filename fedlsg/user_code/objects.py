@@ -8,9 +8,9 @@ stops at code of libraries, and at what lives outside of a pass (``NOT_WALKED``,
 Put back are attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
 functions (closures, defaults, code), cells, memory that C code exports, and global variables;
 caches of functions are emptied but for what is in one without a limit; random generators go on, and
-``isolation.state`` seeds them in secret. Not
-put back: the place of an iterator, objects that compiled code keeps, what runs when an object in a
-cycle is freed, and what is outside of Python's objects (files, environment, context variables).
+``isolation.state`` seeds them in secret. Not put back: the place of an iterator, objects that
+compiled code keeps, what runs when an object in a cycle is freed, and what is outside of Python's
+objects (files, environment, context variables).
 """
 
 import ctypes
@@ -57,7 +57,7 @@ OURS = tuple(
     f"fedlsg.{name}" for name in ("privacy.", "strategies.private_step", "strategies.strategy")
 ) + tuple(f"fedlsg.simulations.{name}." for name in ("server", "client", "engines", "storage"))
 """Where objects of fedlsg are that user code may hold, such as a step with its ledger."""
-MANY = 100_000
+MAX_WALKED_ITEMS = 100_000
 """Items of a container above which they are not walked, such as the rows of a data set."""
 MADE_ONCE = "__slotnames__"
 """What ``copyreg`` notes in a class."""
@@ -227,7 +227,7 @@ def _inside(thing: Any, packages: Packages, data: bool) -> list[Any]:
     if isinstance(thing, _lru_cache_wrapper):  # never its links, which C code uses again
         kept = _kept_in(thing) or {}
         return [*thing.__dict__.values(), *kept, *kept.values()]
-    if isinstance(thing, (*CONTAINERS, tuple, frozenset)) and len(thing) > MANY:
+    if isinstance(thing, (*CONTAINERS, tuple, frozenset)) and len(thing) > MAX_WALKED_ITEMS:
         values = thing.values() if isinstance(thing, dict) else thing
         return [] if data or {*map(type, values)} <= ATOMS else gc.get_referents(thing)
     if isinstance(thing, weakref.ref):

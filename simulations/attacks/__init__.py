@@ -1,13 +1,20 @@
-"""``fedlsg attack``: what an adversary gets from recorded updates, next to what it can guess
-without them.
+"""``fedlsg attack``: what an adversary gets from recorded updates, next to blind guesses.
 
-observations  what a run recorded      target  which updates, and all attacks on each      recording
-              runs for attacks
-images, texts  what differs between the two (``_score``: compared with the truth)      findings,
-               report  verdict, page
-before_after  two settings on the very same examples      question  file names of pages
-membership  who was trained on, by shadow models
+observations   what a run recorded
+recording      runs that are made to be attacked
+target         which updates are attacked, and all attacks on each
+images_attack  the attack on updates of images
+images_score   images compared with the truth and with the blind guess
+texts_attack   the attack on updates of texts
+texts_known    what is known of texts beforehand
+texts_score    texts compared with the truth and with the blind guess
+findings       rows, verdict and facts of a run that was attacked
+attack_page    attack.json and attack.html
+before_after   two settings on the very same examples
+question       what a page answers, and the names of its files
+membership     who was trained on, by shadow models
 whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
+audit          ``fedlsg audit``: tries to prove an epsilon wrong
 """
 
 import time
@@ -51,7 +58,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import own
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
-FEW = 4
+MAX_NAMED_RUNS = 4
 """More runs than these are not named in the first line of the page."""
 SPELT = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
 """Settings by which runs of one method are told apart, and what they are called."""
@@ -74,9 +81,9 @@ def attack_command(
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and
     attack.html, or attack-2 and so on next to pages of other questions.
 
-    ``record``: attack a short
-    run like each run, with one example a batch, in its place. ``sparsities``, ``sigmas``: of the
-    runs that are compared. ``device``: of the matching attacks, and of the runs that are recorded.
+    ``record``: attack a short run like each run, with one example a batch, in its place.
+    ``sparsities``, ``sigmas``: of the runs that are compared. ``device``: of the matching attacks,
+    and of the runs that are recorded.
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a
     threat model that is impossible for the run.
     """
@@ -126,7 +133,7 @@ def attack_command(
             findings.append(replace(found, label=label(attacked, records)))
     names = (
         " | ".join(one.label for one in findings)
-        if len(findings) <= FEW
+        if len(findings) <= MAX_NAMED_RUNS
         else f"{len(findings)} runs"
     )
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"

@@ -267,7 +267,7 @@ CURVES = (
     "its own. Dotted: the blind guess."
 )
 CAPPED = "Gains of 40 dB and more, where an image looks like its original, are drawn at 40 dB."
-MOST = {"dB": 40.0}
+MAX_DRAWN_GAIN = {"dB": 40.0}
 """Larger gains are drawn at it, by unit: above it, only the rounding of numbers differs."""
 DASHES = ("-", "--", ":", "-.")
 Number = Callable[[Best], float | None]
@@ -386,7 +386,7 @@ def _line(
 
 
 def _drawn(value: float, one: Best) -> float:
-    return min(value, MOST.get(one.unit, value))
+    return min(value, MAX_DRAWN_GAIN.get(one.unit, value))
 
 
 def caption(points: Sequence[Best]) -> str:

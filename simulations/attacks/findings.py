@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
-from fedlsg.attacks.recognition import CONVERGED, LEAKS, Recognition, Verdict
+from fedlsg.attacks.recognition import LEAKS, MAX_UNEXPLAINED, Recognition, Verdict
 from fedlsg.simulations.attacks.observations import Record, privacy_facts, sigma_of
 from fedlsg.simulations.attacks.target import Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, RowKind, Table, TokenLines
@@ -28,7 +28,7 @@ FORMS = (
     "own projection, mask and clip. naive: searches without them. recognised: each nearer to its "
     "original than to any public example, of 100 or more for each original; recovered: of these, "
     "those that are all but the original. converged: searches "
-    f"that leave at most {100 * CONVERGED:g} % of an update unexplained."
+    f"that leave at most {100 * MAX_UNEXPLAINED:g} % of an update unexplained."
 )
 
 
@@ -102,7 +102,7 @@ class Score:
     @property
     def stuck(self) -> bool:
         """Whether it is a search that does not explain the update."""
-        return self.unexplained is not None and self.unexplained > CONVERGED
+        return self.unexplained is not None and self.unexplained > MAX_UNEXPLAINED
 
 
 def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
@@ -121,17 +121,22 @@ class Outcome(ABC):
     """One attack over all updates of one run and batch size; images and texts add their figures and
     words.
 
-    blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None
-    for fewer than ``FEWEST_OF_MEAN``. examples: how many were attacked. recognised: how many are
-    the nearest to their originals; recovered: of these, how many are all but them.
+    blind: mean of the blind guess.
+    mean_gain: of the attack over it.
+    gain: with its interval, None for fewer than ``FEWEST_OF_MEAN``.
+    examples: how many were attacked.
+    recognised: how many are the nearest to their originals.
+    recovered: of these, how many are all but them.
     unexplained: by update, the share that its guess leaves open; empty for attacks that do not
-    search.
+        search.
 
-    columns: of tables, between the attack and its seconds; ``note``: what they mean. granted:
-    assumptions in addition
-    to those of the threat model. limits: what a reader should know about the numbers. unit, scale:
-    of a gain in
-    figures. things, thing: what leaks, and one of them. nothing: said where none is recovered.
+    columns: of tables, between the attack and its seconds.
+    ``note``: what they mean.
+    granted: assumptions in addition to those of the threat model.
+    limits: what a reader should know about the numbers.
+    unit, scale: of a gain in figures.
+    things, thing: what leaks, and one of them.
+    nothing: said where none is recovered.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -203,10 +208,10 @@ class Best:
     """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's
     settings.
 
-    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0
-    without noise. low and
-    high: ends of the 95 % interval over what was attacked; None for few of it. strength: as
-    ``Outcome.strength``.
+    sparsity: None for a method without one.
+    sigma: noise over sensitivity of what was seen, 0 without noise.
+    low and high: ends of the 95 % interval over what was attacked; None for few of it.
+    strength: as ``Outcome.strength``.
     """
 
     method: str
@@ -242,9 +247,10 @@ def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -
 class Update:
     """The verdict on each example of one update, over all attacks.
 
-    unexplained: the least share that a search leaves open; None where none searched. close: how
-    many are undecided because a mixture of public ones is as near (``Recognition.close``). among:
-    how many examples an original is the nearest of, where it is; the fewest.
+    unexplained: the least share that a search leaves open; None where none searched.
+    close: how many are undecided because a mixture of public ones is as near
+        (``Recognition.close``).
+    among: how many examples an original is the nearest of, where it is; the fewest.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -327,7 +333,7 @@ def undecided_words(updates: Sequence[Update], thing: str) -> str:
             f"than to any public {thing}, but no nearer than to a mixture of two: give more "
             "--seconds, or other --attacks"
         )
-    if min(left) <= CONVERGED:
+    if min(left) <= MAX_UNEXPLAINED:
         return "too few public examples to recognise one by: use a test split of 2 or more a class"
     where = "" if len(updates) == 1 else f" on {len(left)} of {len(updates)} updates"
     least, most = (f"{100 * end:.0f}" for end in (min(left), max(left)))
@@ -355,7 +361,7 @@ def converged_words(unexplained: Sequence[float]) -> str:
     """How many searches explain their update; nothing of attacks that do not search."""
     if not unexplained:
         return "--"
-    return f"{sum(left <= CONVERGED for left in unexplained)} of {len(unexplained)}"
+    return f"{sum(left <= MAX_UNEXPLAINED for left in unexplained)} of {len(unexplained)}"
 
 
 def style_of(row: Any) -> RowKind:
@@ -367,11 +373,12 @@ def style_of(row: Any) -> RowKind:
 class Findings:
     """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
 
-    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did
-    not apply, by its
-    name. granted: assumptions in addition to those of the threat model. limits: what a reader
-    should know about the
-    numbers. best: of the strongest attack; None if there is none.
+    facts: what was attacked, by name.
+    shown: recovered images or texts.
+    refused: why an attack did not apply, by its name.
+    granted: assumptions in addition to those of the threat model.
+    limits: what a reader should know about the numbers.
+    best: of the strongest attack; None if there is none.
     """
 
     label: str

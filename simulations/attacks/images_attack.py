@@ -37,7 +37,7 @@ from fedlsg.simulations.attacks.observations import Record
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, Shot, Versions
 
-SMALL = 1024
+SMALL_IMAGE_NUMBERS = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -86,7 +86,7 @@ def _matching(name: str, *, naive: bool) -> Attack:
         device: str = "cpu",
     ) -> Guess:
         attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
-        if prior.size > SMALL:
+        if prior.size > SMALL_IMAGE_NUMBERS:
             attack = replace(attack, **LARGE.get(name, {}))
         known = with_labels(observation, prior, known)
         return match(
@@ -153,7 +153,7 @@ CAPTION = (
     "nearer to its original than to any public image. Pink pixels are unknown to the attack. "
     "Recovered images and blind guesses are paired with the originals by least squared error."
 )
-SHOWN = 12
+IMAGES_SHOWN = 12
 """Images on a page."""
 SIDE = 180
 """CSS pixels of one."""
@@ -170,7 +170,7 @@ class Images(Kind):
 
     def __init__(self, record: Record) -> None:
         self.workload = record.workload
-        self.small = first_image(self.workload).numel() <= SMALL
+        self.small = first_image(self.workload).numel() <= SMALL_IMAGE_NUMBERS
 
     @cached_property  # public images do not change
     def public(self) -> PublicImages:
@@ -243,7 +243,7 @@ class Images(Kind):
                 versions = (_version(each[index], index, self.prior) for each in read)
                 cards.append((original, guess, *versions))
         names = ("original", "blind guess", *sides)
-        return Versions(columns=names, cards=tuple(cards[:SHOWN]), side=SIDE)
+        return Versions(columns=names, cards=tuple(cards[:IMAGES_SHOWN]), side=SIDE)
 
     def shown(self, found: Results, order: Sequence[str]) -> Gallery:
         """The first images of a run, each PSNR below: original, strongest attack, blind guess, the
@@ -269,7 +269,7 @@ class Images(Kind):
             "blind guess",
             *map(shown_name, order[1:]),
         )
-        return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
+        return Gallery(columns=names, rows=tuple(rows[:IMAGES_SHOWN]), caption=CAPTION, side=SIDE)
 
 
 def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:

@@ -22,7 +22,7 @@ from fedlsg.attacks.inversion.linear import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
-from fedlsg.attacks.recognition import IMAGE, ImagePool, Recognition, pool_size, recognise
+from fedlsg.attacks.recognition import RECOVERED_IMAGE, ImagePool, Recognition, pool_size, recognise
 from fedlsg.carriers import find_output_layer
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
@@ -48,7 +48,8 @@ Judge = Callable[[Float[Tensor, "guesses c h w"], float | None], tuple[Recogniti
 class PublicImages:
     """Test images of a workload, which the adversary knows, and others that verdicts compare with.
 
-    others: of the training split. labels, other_labels: None where a class has no test image.
+    others: of the training split.
+    labels, other_labels: None where a class has no test image.
     """
 
     images: Float[Tensor, "public c h w"]
@@ -122,7 +123,7 @@ class PublicImages:
                     cosines,
                     public,
                     examples=examples,
-                    least=IMAGE,
+                    least=RECOVERED_IMAGE,
                     unexplained=unexplained,
                     mixed=mixed,
                 )
@@ -180,8 +181,8 @@ def value_range(
 class Scored(Score):
     """One attack on one update; images are paired with the true ones, in their order.
 
-    images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an
-    image, decibels for the first and the last.
+    images: (B, C, h, w) of the guess, NaN where it knows nothing.
+    psnr, ssim, blind: one number an image, decibels for the first and the last.
     """
 
     images: Float[Tensor, "batch c h w"]
@@ -211,10 +212,8 @@ def scored(
     by the truth.
     """
     low, high = prior.bounds
-    truth, images = (
-        truth.double(),
-        guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)],
-    )
+    truth = truth.double()
+    images = guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)]
     expected = prior.expected(
         len(images), None if guess.labels is None else guess.labels[: len(images)].cpu()
     )
@@ -318,8 +317,8 @@ class ClassifierLeak:
     granted; by_chance: how many as many labels drawn at random would be.
 
     features: mean cosine between the recovered and the true inputs of the classifier over
-    ``singles`` updates of one example; None if there is none. cosine_of_expected: the same for the
-    prior's expected input: the blind baseline.
+        ``singles`` updates of one example; None if there is none.
+    cosine_of_expected: the same for the prior's expected input: the blind baseline.
     """
 
     labels: int

@@ -44,11 +44,11 @@ LARGE_BATCH = 8
 class Options:
     """How a run is attacked.
 
-    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples:
-    about how many of
-    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive
-    forms if ``naive``.
-    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points.
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded.
+    examples: about how many of each size, or in all.
+    attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``.
+    seed: of the starting points.
     device: of the matching attacks; closed forms are computed on the CPU.
     """
 
@@ -61,10 +61,8 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        batches, seconds = (
-            (1,) if self.batches is None else self.batches,
-            1.0 if self.seconds is None else self.seconds,
-        )
+        batches = (1,) if self.batches is None else self.batches
+        seconds = 1.0 if self.seconds is None else self.seconds
         if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
             raise ValueError(
                 f"expected --batch {','.join(map(str, batches))} of 1 or more, --images "
@@ -166,10 +164,8 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
         )
     if not targets:
         assert options.batches is not None
-        wanted, there = (
-            " or ".join(map(str, options.batches)),
-            ", ".join(map(str, sorted(set(sizes.values())))),
-        )
+        wanted = " or ".join(map(str, options.batches))
+        there = ", ".join(map(str, sorted(set(sizes.values()))))
         raise ValueError(
             f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
             f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
@@ -311,8 +307,9 @@ class Reading:
 class Results:
     """Results of one run: by target the blind guess, and the score of each attack.
 
-    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for
-    an example that is clipped, by the closed form; None without noise and for several local steps.
+    refused: why an attack did not apply, by its name.
+    membership: TPR at 1 % FPR of one payload for an example that is clipped, by the closed form;
+        None without noise and for several local steps.
     seconds: of one attempt, at most.
     """
 

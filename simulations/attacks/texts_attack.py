@@ -101,7 +101,7 @@ def tokens_of(target: Target) -> Int64[Tensor, "batch positions"]:
     return target.truth.inputs["input_ids"]
 
 
-SHOWN = 12
+TEXTS_SHOWN = 12
 """Texts on the page, of all that were attacked."""
 CAPTION = (
     "Green: the token is right, and where it belongs. Struck through: it is not in the batch. "
@@ -215,7 +215,7 @@ class Texts(Kind):
             texts = tokens_of(target).tolist()
             held = {token for text in texts for token in text}
             for row, text in enumerate(texts):
-                if sum(line.first for line in lines) == SHOWN:
+                if sum(line.first for line in lines) == TEXTS_SHOWN:
                     break
                 original = [token for token in text if token not in self.public.ignored]
                 lines.append(self._line("original", original, [""] * len(original), first=True))

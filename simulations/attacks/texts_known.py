@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.attacks.recognition import TEXT, Recognition, TextPool, dot, pool_size, recognise
+from fedlsg.attacks.recognition import (
+    RECOVERED_TEXT,
+    Recognition,
+    TextPool,
+    dot,
+    pool_size,
+    recognise,
+)
 from fedlsg.attacks.tokens import TextPrior, Vocabulary
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.observations import Record
@@ -31,8 +38,10 @@ Judge = Callable[[Bags, float | None], tuple[Recognition, ...]]
 class TextPublic:
     """What is known of a workload's texts beforehand.
 
-    tokenizer: the model's own. ignored: padding, begin, end: they count on neither side. counts:
-    copies of each token in each public text, which the blind guess and the prior are made of.
+    tokenizer: the model's own.
+    ignored: padding, begin, end: they count on neither side.
+    counts: copies of each token in each public text, which the blind guess and the prior are made
+        of.
     """
 
     tokenizer: Any
@@ -105,7 +114,7 @@ class TextPublic:
                     torch.tensor([dot(guess, text) for guess in found]),
                     rivals,
                     examples=examples,
-                    least=TEXT,
+                    least=RECOVERED_TEXT,
                     unexplained=unexplained,
                     blind=dot(blind, text),
                 )

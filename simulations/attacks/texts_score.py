@@ -24,8 +24,9 @@ class ScoredText(Score):
     """One attack on one update: its texts in the order of the true ones, which they are paired
     with.
 
-    tokens: (B, T). recall, blind: of the tokens of the whole batch; exact: texts that are the truth
-    token by token.
+    tokens: (B, T).
+    recall, blind: of the tokens of the whole batch.
+    exact: texts that are the truth token by token.
     """
 
     tokens: Int64[Tensor, "batch positions"]

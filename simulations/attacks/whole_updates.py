@@ -111,11 +111,9 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
     folder, seen = Path(out or source).expanduser().resolve(), read(source)
     question = {"runs": [] if folder == source else [str(source)], "updates": "whole"}
     measurements, allowed = measured(seen)
-    table, words, badge = (
-        table_of(seen),
-        verdict(measurements, allowed),
-        outcome(measurements, allowed),
-    )
+    table = table_of(seen)
+    words = verdict(measurements, allowed)
+    badge = outcome(measurements, allowed)
     stem = file_stem(folder, "attack", question)
     data = json_text(
         {

@@ -135,7 +135,7 @@ USUAL = {
 """Settings of methods and server that ``--help`` shows, with their declared sentences; a test
 compares them.
 """
-SHOWN = frozenset(
+HELP_SETTINGS = frozenset(
     {
         "method",
         "preset",
@@ -308,7 +308,7 @@ def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
             for group, names in by_group(settings).items()
         }
     groups = {
-        group: {name: _sentence(RUN[name]) for name in names if name in SHOWN}
+        group: {name: _sentence(RUN[name]) for name in names if name in HELP_SETTINGS}
         for group, names in GROUPS_OF_RUN.items()
     }
     return {**groups, "Methods and server": dict(USUAL)}

@@ -1,11 +1,10 @@
 """The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
 A client always replies: a silent one would delay the round. What leaves is its payload, a refusal
-(a ``RefusalError``,
-or an error of the ledger or of the code: its text names settings, terms, files and public data), or
-one constant text. Even the type of any other error may reveal private data: memory that ran out,
-the size of a batch; an index error, a label. The client's log has the whole error. In a simulation,
-a full disk is reported as well: it is the run's disk.
+(a ``RefusalError``, or an error of the ledger or of the code: its text names settings, terms, files
+and public data), or one constant text. Even the type of any other error may reveal private data:
+memory that ran out, the size of a batch; an index error, a label. The client's log has the whole
+error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
 import os

@@ -15,7 +15,7 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
-LARGE = 4096
+MIN_ARRAY_BYTES = 4096
 """Bytes from which an array stays outside of the pickle; a smaller one is cheaper to copy."""
 
 PILE_SECONDS = 1.0
@@ -92,7 +92,7 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: object) -> int | None:
         """The number of an object that is left out, None for a pickled one."""
-        if type(obj) is not bytes or len(obj) < LARGE:
+        if type(obj) is not bytes or len(obj) < MIN_ARRAY_BYTES:
             return None
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self.left)

@@ -34,7 +34,7 @@ from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import parse_checkpoint, save_bytes
-from fedlsg.simulations.storage.updates import FAR
+from fedlsg.simulations.storage.updates import MAX_REPLAYED_STEPS
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.strategies.protocol.downlink import read_basis
 from fedlsg.strategies.protocol.wire import (
@@ -115,8 +115,8 @@ class Process:
     """State of one process between messages: public data structures only, no client's state.
 
     The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
-    ``draws_numbers``: it was seen to draw, as dropout does. ``followed``: the model and the loss
-    between passes; None in a rehearsal.
+    ``draws_numbers``: it was seen to draw, as dropout does.
+    ``followed``: the model and the loss between passes; None in a rehearsal.
     """
 
     base: Base
@@ -320,7 +320,7 @@ class SentHistory:
                 self.checkpoint = content
             else:
                 self.steps[version] = content
-        for version in sorted(self.steps)[:-FAR]:
+        for version in sorted(self.steps)[:-MAX_REPLAYED_STEPS]:
             del self.steps[version]
 
     def forget(self) -> None:

@@ -36,7 +36,7 @@ from fedlsg.simulations.client.node.refusals import (
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.resolve import downlink_codec
 from fedlsg.simulations.storage.atomic_files import load_bytes, save_bytes
-from fedlsg.simulations.storage.updates import FAR
+from fedlsg.simulations.storage.updates import MAX_REPLAYED_STEPS
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
@@ -99,7 +99,7 @@ class Shared:
 
     def saved(self, version: int, wanted: int) -> Saved | None:
         """The run's checkpoint, if a replica at ``version`` is far behind."""
-        if wanted - max(version, 0) <= FAR:
+        if wanted - max(version, 0) <= MAX_REPLAYED_STEPS:
             return None
         try:
             checkpoint = self.run.load_checkpoint()

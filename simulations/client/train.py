@@ -265,10 +265,8 @@ def train_round(
     drawn ahead.
     """
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
-    secret, entry = (
-        takes_part_in_secret(base),
-        entry_of(account, plan, num_examples, reproducible=s.reproducible),
-    )
+    secret = takes_part_in_secret(base)
+    entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
@@ -296,7 +294,7 @@ def train_round(
             scale=plan.scale(here.state.parameters) if plan.phase is Phase.PRUNING else None,
             checked=checked,
             add=add,
-            **({} if persons is None else {"persons": persons}),
+            persons=persons,
         )
     if not secret:
         account.keep_truth(round, used_rows)

@@ -52,7 +52,7 @@ PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
 SECONDS_TO_END = 8.0
 """How long Ray may take to end with an interrupted command."""
-PATIENCE = 10.0
+LEAVE_SECONDS = 10.0
 """Seconds to wait until a cluster that is there already is left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
@@ -201,7 +201,7 @@ class Cluster:
                 self._reach()
             except RayLostError as lost:
                 refused = isinstance(lost.__cause__, ConnectionRefusedError)
-                if refused and not over.wait(PATIENCE):
+                if refused and not over.wait(LEAVE_SECONDS):
                     signals.end_now(str(lost))
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
@@ -240,7 +240,7 @@ class Cluster:
         if not self._started.is_set():
             signals.end_now()
         self._stop.set()
-        self._thread.join(START_SECONDS if self._folder else PATIENCE)
+        self._thread.join(START_SECONDS if self._folder else LEAVE_SECONDS)
 
     def _keep(self) -> None:
         try:

@@ -19,7 +19,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlsg.owner_only import OTHERS
+from fedlsg.owner_only import OTHERS_BITS
 from fedlsg.simulations.engines.door import MODE, PATH, TOKEN, asking_for
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _source(address: str) -> str:
             f"the cluster at {address} asks for a token: copy its {HOME_TOKEN} here, mode 600, or "
             f"name another file in {PATH}"
         ) from None
-    if os.name == "posix" and (status.st_uid not in _trusted() or status.st_mode & OTHERS):
+    if os.name == "posix" and (status.st_uid not in _trusted() or status.st_mode & OTHERS_BITS):
         raise RuntimeError(
             f"other users can read {HOME_TOKEN} (mode {stat.S_IMODE(status.st_mode):o}), so the "
             f"cluster at {address} is open to them: make a new token (umask 077; ray "

@@ -27,8 +27,9 @@ sent earlier.
 class Job:
     """What the clients of a run have in common.
 
-    ``run``: a name of its own; ``client``: their ClientApp, as ``module:attribute``; ``code``:
-    digest of the code that the driver runs.
+    ``run``: a name of its own.
+    ``client``: their ClientApp, as ``module:attribute``.
+    ``code``: digest of the code that the driver runs.
     """
 
     run: str

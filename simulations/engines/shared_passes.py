@@ -19,9 +19,10 @@ from fedlsg.simulations.client.virtual import call_until
 
 
 class Passes:
-    """Of one process. ``client``: other ClientApps than ours are called one by one, and after a
-    pass that was stopped
-    ours are, too: one of its clients hangs, and is stopped at its own limit next.
+    """Of one process.
+
+    Clients of other ClientApps than ours are called one by one. After a pass that was stopped ours
+    are, too: one of its clients hangs, and is stopped at its own limit next.
     """
 
     def __init__(self, client: object, partitions: int, run_config: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-SECONDS = 10.0
+END_SECONDS = 10.0
 """How long processes that use the folder are ended before it is removed."""
 SAID = b"\0"
 """Ends what is sent to the small process if it need not be printed."""
@@ -102,7 +102,7 @@ def users(folder: Path) -> set[int]:
 
 def remove(folder: Path) -> None:
     """End who uses a folder, and remove it."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + END_SECONDS
     while folder.exists() and (left := users(folder)) and time.monotonic() < deadline:
         for pid in left:
             with suppress(OSError):

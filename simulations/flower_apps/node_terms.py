@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from fedlsg.accounting.events import checked_delta, checked_epsilon
+from fedlsg.accounting.checks import checked_delta, checked_epsilon
 from fedlsg.owner_only import make_parents
 from fedlsg.privacy.limits import Limits
 from fedlsg.simulations.client.client_app import is_simulated

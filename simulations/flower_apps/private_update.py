@@ -81,8 +81,8 @@ def private_update(
     """A mod that makes each update of a ClientApp private, small and accounted; the app's own code
     stays.
 
-        app = ClientApp(mods=[fedlsg.flower.private_update(Net, epsilon=8.0, delta=1e-5,
-        ledger="~/ledgers")])
+        private = fedlsg.flower.private_update(Net, epsilon=8.0, delta=1e-5, ledger="~/ledgers")
+        app = ClientApp(mods=[private])
 
     The unit is this client with all of its data: its whole update is projected on the round's
     frame, clipped to the clip norm of the server's ``fedlsg.flower.PrivateUpdates``, and gets all
@@ -91,10 +91,9 @@ def private_update(
     clients may read together. ``@app.train`` gets W_t as its one ArrayRecord and returns one of
     these names, as Flower's templates do.
     model: builds the app's model, the same on both sides. epsilon, delta: what this client's data
-    may spend, over all
-    entries of its ledger. ledger: an absolute folder that lasts; a deployed node may have it as
-    ``ledger-dir`` in its node config. Simulated clients have one file for each run there, since no
-    person's data are behind them.
+    may spend, over all entries of its ledger. ledger: an absolute folder that lasts; a deployed
+    node may have it as ``ledger-dir`` in its node config. Simulated clients have one file for each
+    run there, since no person's data are behind them.
     record: a new folder in which simulated clients keep what ``fedlsg attack FOLDER`` needs:
     SECRET, their updates without noise. A server with trust="secure" needs
     ``PrivateUpdates(record=...)``, the same folder.

@@ -194,15 +194,17 @@ class PrivateUpdates(FlowerStrategy):
     """A wrapper: the strategy inside chooses nodes, weighs, averages and evaluates as it always
     does.
 
-        strategy = fedlsg.flower.PrivateUpdates(FedAvg(fraction_train=0.5), Net, epsilon=8.0,
-        method="lsg", rank=4) result = strategy.start(grid, initial_arrays, num_rounds=30)
+        strategy = fedlsg.flower.PrivateUpdates(
+            FedAvg(fraction_train=0.5), Net, epsilon=8.0, method="lsg", rank=4
+        )
+        result = strategy.start(grid, initial_arrays, num_rounds=30)
 
     strategy: any strategy of Flower, or a subclass, that takes an ArrayRecord and a MetricRecord
         from each reply. It sees W_t plus what each payload is rebuilt to (Eq. 3), so whatever it
         does is post-processing.
-    model: builds the app's model, as ``private_update`` has it. method: a recipe whose frame
-        follows from the weights: dpsgd, rs, lsg, rgp-random, ...; ``settings`` are its own (rank,
-        sparsity, ...).
+    model: builds the app's model, as ``private_update`` has it.
+    method: a recipe whose frame follows from the weights: dpsgd, rs, lsg, rgp-random, ...;
+        ``settings`` are its own (rank, sparsity, ...).
     unit: "client" for clients with ``private_update``, "example" for clients that train with
         ``PrivateStep`` and answer with ``fedlsg.flower.reply``; their own noise is all there is,
         and epsilon is theirs.
@@ -211,13 +213,14 @@ class PrivateUpdates(FlowerStrategy):
         ``colluders`` clients may read together (one in ten). The strategy inside then gets one
         reply, the mean.
     epsilon: calibrates the noise of ``num_rounds`` rounds, each of which may ask all clients;
-        noise_multiplier sets it. A client takes part only within a budget of its own. clip_norm: of
-        a whole update, in units of the weights.
+        noise_multiplier sets it. A client takes part only within a budget of its own.
+    clip_norm: of a whole update, in units of the weights.
     record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for
-    ``fedlsg attack``.
+        ``fedlsg attack``.
+
     ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round,
-        epsilon, the largest that a client has said so far, and replies_without_noise: the most
-        replies that one client had sent before, which no epsilon covers.
+    epsilon, the largest that a client has said so far, and replies_without_noise: the most replies
+    that one client had sent before, which no epsilon covers.
     Raises ValueError for settings that do not fit.
     """
 

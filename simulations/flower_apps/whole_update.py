@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg import strategies
-from fedlsg.accounting.events import checked_delta, checked_epsilon
+from fedlsg.accounting.checks import checked_delta, checked_epsilon
 from fedlsg.carriers import (
     Dense,
     LowRank,
@@ -52,7 +52,7 @@ PAYLOAD = "payload"
 OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
 """The records of fedlsg in a message."""
 
-FAR = 10.0
+MAX_NORM_DEVIATIONS = 10.0
 """Standard deviations beyond which the norm of a payload's noise is no accident."""
 
 State = dict[str, Tensor]
@@ -63,11 +63,14 @@ State = dict[str, Tensor]
 class RoundTerms:
     """What server and clients agree on in a round; all of it is public.
 
-    method, settings: a recipe's name and its settings. unit: "client", whose whole update the
-    client clips and makes noisy, or "example", whose update private steps made: nothing is added.
-    round of rounds, from 1. seed: of carriers and masks. codec: of the values. digest: of the
-    frame, in hex. trust: "client", each client adds all of the noise, or "secure", a share of it in
-    a sum of ``min_survivors`` clients at least, of which ``colluders`` may read together.
+    method, settings: a recipe's name and its settings.
+    unit: "client", whose whole update the client clips and makes noisy, or "example", whose update
+        private steps made: nothing is added. round of rounds, from 1.
+    seed: of carriers and masks.
+    codec: of the values.
+    digest: of the frame, in hex.
+    trust: "client", each client adds all of the noise, or "secure", a share of it in a sum of
+        ``min_survivors`` clients at least, of which ``colluders`` may read together.
     delta: of the plan of secure sums.
     """
 
@@ -300,7 +303,7 @@ class Round:
         """
         mechanism, kept = self.method.mechanism, self.frame.kept
         most = mechanism.sensitivity(len(self.frame.blocks)) + mechanism.noise_std * (
-            math.sqrt(kept) + FAR
+            math.sqrt(kept) + MAX_NORM_DEVIATIONS
         )
         return unpack(
             payload,

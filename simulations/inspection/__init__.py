@@ -285,8 +285,8 @@ class Costs:
 
     Without the clip it failed if it diverged, or only guesses: the learning rate is too large for
     longer gradients.
-    standard_error: of one of them, from the size of the test split. rho: norm of a step's noise
-    over the clip norm. Each is None if it is not on record.
+    standard_error: of one of them, from the size of the test split.
+    rho: norm of a step's noise over the clip norm. Each is None if it is not on record.
     """
 
     with_noise: float

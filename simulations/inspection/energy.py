@@ -2,9 +2,8 @@
 round.
 
 Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy;
-P the projection of
-carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept:
-|P dW|^2 / |dW|^2.
+P the projection of carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the
+form core. Energy kept: |P dW|^2 / |dW|^2.
 
 A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no
 method may use it.
@@ -108,10 +107,10 @@ Pair = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
 class Moment:
     """A model at the start of a round, by the names of its weights.
 
-    change: W - W_0, None in the first round. average: moving average of the updates so far, None
-    without a record.
-    probed: second moments of the gradients of public inputs, by their source. private: those of
-    training examples.
+    change: W - W_0, None in the first round.
+    average: moving average of the updates so far, None without a record.
+    probed: second moments of the gradients of public inputs, by their source.
+    private: those of training examples.
     """
 
     round: int
@@ -285,10 +284,8 @@ def probe_moments(
     """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis``
     makes them.
     """
-    model, generator = (
-        deepcopy(subject.model).eval(),
-        public_generator(subject.state.seed, "probe", round),
-    )
+    model = deepcopy(subject.model).eval()
+    generator = public_generator(subject.state.seed, "probe", round)
     inputs, targets = source.batch(model, PROBES, trained=round > 1, generator=generator)
     return second_moments(model, source.loss, inputs, targets, names)
 

@@ -35,7 +35,7 @@ MAP_SIDE = 400
 """Rows and columns of an intensity map at most; larger matrices show the largest entry of each
 tile.
 """
-SHORTEST = 1e-3
+SHORTEST_NORM = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
 LINES = {
     "method": (RED, "*", "-"),
@@ -170,7 +170,7 @@ def clips(found: Inspection) -> Charts:
     dense = [(row, GREY, "nothing frozen") for row in found.others if row.choice == "all"][:1]
     series = []
     for row, colour, name in (*dense, (own, RED, _mask(own))):
-        lengths = np.sort(np.maximum(row.clipping.lengths, SHORTEST * clip_norm)).tolist()
+        lengths = np.sort(np.maximum(row.clipping.lengths, SHORTEST_NORM * clip_norm)).tolist()
         heights = (np.arange(1, len(lengths) + 1) / len(lengths)).tolist()
         series.append(Series(x=lengths, y=heights, name=name, colour=colour, steps=True))
     if mechanism.clips and mechanism.clip != "per-block":  # which has a limit for each block

@@ -363,10 +363,8 @@ def energy_rows(
     for p in sparsities:
         for choice in UNITS:
             rows, columns = (keep_units(importance, p, choice) for importance in (out, into))
-            share, carriers = (
-                kept_energy(dW, rows, columns),
-                carried_energy(dW, where, rows, columns),
-            )
+            share = kept_energy(dW, rows, columns)
+            carriers = carried_energy(dW, where, rows, columns)
             yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
         share = random_energy(tuple(dW.shape), len(rows), len(columns))
         yield EnergyRow(layer=name, sparsity=p, choice="random", **vars(share), carriers=math.nan)

@@ -36,14 +36,12 @@ Law = Float[np.ndarray, " counts"]
 class SparsifiedRow:
     """One rate. Means over ``DRAWS`` masks with their standard deviations.
 
-    noise: ||m n|| / ||n|| (Fig. 1c), ``expected_noise`` is sqrt(1 - p). relaxed: ||mean clip(m
-    g_i)|| over
-    ||m mean clip(g_i)||: how much longer the clip leaves the coordinates that are kept (Fig. 1d),
-        at most
-    1 / sqrt(1 - p) if all examples are clipped and their energy is spread evenly; ``kept``: ||mean
-    clip(m g_i)|| over
-    ||mean clip(g_i)||, what is left of the whole. The last two are NaN without a clip, ``noise``
-    is without noise.
+    noise: ||m n|| / ||n|| (Fig. 1c); ``expected_noise`` is sqrt(1 - p).
+    relaxed: ||mean clip(m g_i)|| over ||m mean clip(g_i)||: how much longer the clip leaves the
+        coordinates that are kept (Fig. 1d). It is at most 1 / sqrt(1 - p) if all examples are
+        clipped and their energy is spread evenly.
+    kept: ||mean clip(m g_i)|| over ||mean clip(g_i)||, what is left of the whole.
+    The last two are NaN without a clip, and ``noise`` is NaN without noise.
     """
 
     sparsity: float
@@ -62,9 +60,10 @@ class Deviations:
     them.
 
     asymmetry: mean over directions of the Kolmogorov-Smirnov distance between what deviations are
-    there and the same with the sign turned; ``chance``, ``chance_95``: mean and 95 % quantile of
-    that distance if the signs were random, as in a symmetric law. skewness: mean of the absolute
-    third standardised moment, and what random signs have.
+        there and the same with the sign turned.
+    ``chance``, ``chance_95``: mean and 95 % quantile of that distance if the signs were random, as
+        in a symmetric law.
+    skewness: mean of the absolute third standardised moment, and what random signs have.
     """
 
     sparsity: float

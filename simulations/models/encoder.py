@@ -6,9 +6,8 @@ One rule says for every encoder which parameters are trained, and how they are s
         ``train_layers``
     dense: the output layer, biases, LayerNorms
     carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward,
-        BERT's pooler, and
-             ``dense`` of RoBERTa's head, which has the path ``classifier`` with the layers
-                 ``dense`` and ``out_proj``
+        BERT's pooler, and ``dense`` of RoBERTa's head, which has the path ``classifier`` with the
+        layers ``dense`` and ``out_proj``
 Build through ``fedlsg.simulations.workloads.build_model``, which makes random initial weights
 public and repeatable.
 

@@ -31,8 +31,8 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model"]
 class EncoderSource:
     """An encoder: its name for the user, its folder or hub name, and whether to load its weights.
 
-    place: an absolute folder, or OWNER/NAME on the hub. weights: False starts from random ones
-    (``pretrained=none``).
+    place: an absolute folder, or OWNER/NAME on the hub.
+    weights: False starts from random ones (``pretrained=none``).
     """
 
     name: str

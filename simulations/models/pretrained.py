@@ -125,8 +125,7 @@ def load_pretrained(
     stays fresh if the file has none, or one for another number of classes; ``say`` reports it.
     Raises:
         ValueError: missing or unexpected names, other shapes, values that are not finite, a file
-            that cannot be read
-            as plain tensors or has another digest.
+            that cannot be read as plain tensors or has another digest.
         FileNotFoundError: no such file here, or no such repository or file on the hub.
         ConnectionError: the hub cannot be reached.
         ModuleNotFoundError: a library of the ``hub`` extra is missing.

@@ -6,23 +6,20 @@ d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 
 two at half the side, mean pooling, a linear classifier. A block is norm, activation, 3x3
 convolution, twice, plus its input.
 The forms differ where the papers leave a choice:
+
     rgp           the stem is as wide as the first group; a shortcut that changes shape takes every
-                  second pixel,
-                  normalises, and pads with zero channels, without parameters; norms without
-                      parameters in groups of
-                  at most 32; a classifier without bias (Yu et al. 2021, their code): 25
-                      convolutions in WRN-28-4
+                  second pixel, normalises, and pads with zero channels, without parameters; norms
+                  without parameters in groups of at most 32; a classifier without bias (Yu et al.
+                  2021, their code): 25 convolutions in WRN-28-4
     standard      the stem has 16 channels; a shortcut that changes shape is a 1x1 convolution of
-                  the block's
-                  activated input: 28 convolutions in WRN-28-4
+                  the block's activated input: 28 convolutions in WRN-28-4
     standardized  De et al. 2022, the base of DP-SSGD: standard, with weight-standardised
-                  convolutions that have a
-                  bias, activation before the norm, 16 groups, and a norm of its own in front of a
-                      1x1 shortcut
+                  convolutions that have a bias, activation before the norm, 16 groups, and a norm
+                  of its own in front of a 1x1 shortcut
     gain          De et al. 2022 to the letter, for weights that they trained: standardized, with a
-                  gain of each filter,
-                  and 3x3 convolutions by stride 2 that pad an even side at its end alone ("SAME" in
-                      JAX)
+                  gain of each filter, and 3x3 convolutions by stride 2 that pad an even side at its
+                  end alone ("SAME" in JAX)
+
 Every operation is out of place.
 """
 
@@ -72,10 +69,8 @@ def resnet50(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
 
 def _stem(channels: int, stem: Stem) -> "OrderedDict[str, nn.Module]":
     if stem == "imagenet":
-        conv, pool = (
-            nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
-            [nn.MaxPool2d(3, stride=2, padding=1)],
-        )
+        conv = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        pool = [nn.MaxPool2d(3, stride=2, padding=1)]
     else:
         conv, pool = nn.Conv2d(channels, 64, 3, padding=1, bias=False), []
     return OrderedDict(stem=nn.Sequential(conv, nn.GroupNorm(GROUPS, 64), nn.ReLU(), *pool))

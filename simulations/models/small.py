@@ -93,8 +93,8 @@ def small_cnn(
     num_classes; w: width.
 
     For (3, 32, 32) and 10 classes: 127,114 parameters; at width 32: 505,098 parameters. A last
-    feature map of more than
-    4x4 is averaged down to that. ``standardized``: with the convolutions of De et al. 2022.
+    feature map of more than 4x4 is averaged down to that. ``standardized``: with the convolutions
+    of De et al. 2022.
     Raises ValueError for a side below 8 or a width below 1.
     """
     if side < 8:
@@ -167,7 +167,7 @@ def dp_cnn_small(channels: int, num_classes: int) -> nn.Module:
     )
 
 
-WIDTH = 64
+DEFAULT_WIDTH = 64
 """Hidden units of ``mlp``, channels of ``cnn`` (on maps with an odd side a quarter and half as
 many).
 """
@@ -176,7 +176,7 @@ Shape = tuple[int, ...]
 
 
 def heads(
-    shape: Shape, num_classes: int, *, width: int = WIDTH
+    shape: Shape, num_classes: int, *, width: int = DEFAULT_WIDTH
 ) -> Mapping[str, Callable[[], nn.Module]]:
     """Builders of the heads that fit features of a shape, (D,) or (C, h, w), by name; the first is
     the default.

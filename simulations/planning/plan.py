@@ -31,8 +31,9 @@ class Plan(Base):
     """A base with the terms of every client: its Poisson rate and its calibrated noise
     multiplier.
 
-    ``notes``: what the owner should know before the first charge, a sentence each. ``began``: when
-    the command or call began that the user waits for, on the clock of ``time.monotonic``.
+    ``notes``: what the owner should know before the first charge, a sentence each.
+    ``began``: when the command or call began that the user waits for, on the clock of
+        ``time.monotonic``.
     """
 
     terms: Sequence[ClientTerms]

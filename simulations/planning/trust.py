@@ -107,7 +107,7 @@ def _is_own(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-RECORD, RESTORE = "code.json", "restore it from a copy"
+CODE_RECORD, RESTORE = "code.json", "restore it from a copy"
 READS = ("workload", "method", "source")
 """Settings whose code a look at a run needs."""
 CONTINUES = (*READS, "callbacks")
@@ -128,7 +128,8 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
     files = {setting: [source.digest for source in own] for setting, own in sources.items()}
     each = {setting: [source.by_name for source in own] for setting, own in sources.items()}
     write_atomically(
-        run / RECORD, seal({"own_code": dict(own_code), "files": files, "each": each}, indent=2)
+        run / CODE_RECORD,
+        seal({"own_code": dict(own_code), "files": files, "each": each}, indent=2),
     )
     remember(
         {
@@ -141,12 +142,10 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
 
 def recorded(run: Path) -> dict[str, Any]:
     """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
-    if not (run / RECORD).exists():
+    if not (run / CODE_RECORD).exists():
         return {}
-    record, otherwise = (
-        unseal(run / RECORD, otherwise=RESTORE),
-        f"{run / RECORD} is damaged: {RESTORE}",
-    )
+    record = unseal(run / CODE_RECORD, otherwise=RESTORE)
+    otherwise = f"{run / CODE_RECORD} is damaged: {RESTORE}"
     if not all(isinstance(record.get(part), dict) for part in ("own_code", "files")):
         raise DamagedError(otherwise)
     return record

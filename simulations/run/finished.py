@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Table = list[dict[str, Any]]
 """One dict a row: ``pandas.DataFrame(table)`` reads it."""
-WIDTH = 680
+CURVES_PIXELS = 680
 """Of the curves in a notebook, in CSS pixels."""
 PLOT = "Accuracy (or loss) round by round, and against epsilon and bytes"
 
@@ -191,7 +191,7 @@ class Run:
     def _repr_html_(self) -> str:
         charts = course(read_run(self.directory))
         data = base64.b64encode(png(charts)).decode() if charts else None
-        image = None if data is None else (f"data:image/png;base64,{data}", PLOT, WIDTH)
+        image = None if data is None else (f"data:image/png;base64,{data}", PLOT, CURVES_PIXELS)
         return notebook_cell(self._facts().items(), image)
 
 

@@ -8,8 +8,9 @@ Who is answered: a browser of this machine that knows the token. Every user of a
 loopback, and every page in a browser can send requests to it. So the first part of each path is a
 random token. A request also needs the name of this machine as its host (a name of another site that
 points here has another one), and must not come from a page of another origin. There are two answers
-and no files: no path leads anywhere. A connection carries one request, for ``SECONDS`` at most, and
-there are ``MOST`` at a time: those who read slowly, or not at all, hold nothing else up.
+and no files: no path leads anywhere. A connection carries one request, for ``CONNECTION_SECONDS``
+at most, and there are ``MOST`` at a time: those who read slowly, or not at all, hold nothing else
+up.
 """
 
 import hmac
@@ -158,9 +159,9 @@ def _mark(path: Path) -> str:
 
 HOST = "127.0.0.1"
 NAMES = {HOST, "localhost"}
-SECONDS = 15.0
+CONNECTION_SECONDS = 15.0
 """A connection ends after this time, whatever its other end does."""
-PATIENCE = 5.0
+ANSWER_SECONDS = 5.0
 """A question about the state is answered when it changes, or after this time."""
 MOST = 16
 CONTENT = (
@@ -203,7 +204,7 @@ class LiveServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        limit = Timer(SECONDS, _hang_up, [request])
+        limit = Timer(CONNECTION_SECONDS, _hang_up, [request])
         limit.daemon = True
         limit.start()
         try:
@@ -227,7 +228,7 @@ class Answer(BaseHTTPRequestHandler):
     """One request."""
 
     server: LiveServer
-    timeout = SECONDS
+    timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
         name = self._asked_for()
@@ -256,7 +257,9 @@ class Answer(BaseHTTPRequestHandler):
 
     def _state(self) -> None:
         """The version of the page, as soon as it is another one than that of the question."""
-        page, seen, until = self.server.page, self.path.partition("?")[2], monotonic() + PATIENCE
+        page = self.server.page
+        seen = self.path.partition("?")[2]
+        until = monotonic() + ANSWER_SECONDS
         while page.made[0] == seen and not page.over and monotonic() < until:
             sleep(0.1)
         state = {"over": page.over, "version": page.made[0]}

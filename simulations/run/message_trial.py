@@ -39,13 +39,13 @@ from fedlsg.strategies.strategy import FedLSG
 from fedlsg.training.local_training import shape_of
 from fedlsg.user_code.objects import restored
 
-FEW = 2
+TRIAL_CLIENTS = 2
 """Clients of a trial without a secure sum, and its rounds: in the second one replicas get an
 update.
 """
 ROWS = 8
 """Public rows of each of its clients."""
-REPEATS, ENOUGH = 3, 5.0
+REPEATS, TIMED_SECONDS = 3, 5.0
 """How often a step is timed at most, and seconds after which it is not timed again."""
 
 
@@ -102,7 +102,7 @@ def try_rounds(plan: Plan) -> Trial:
             SimulatedClock(_everybody(small)),
         )
         with serving(cast(Base, small)):
-            for number in range(1, min(FEW, plan.schedule.rounds) + 1):
+            for number in range(1, min(TRIAL_CLIENTS, plan.schedule.rounds) + 1):
                 began = clock()
                 weights = flat_record(state.weights)
                 messages = strategy.configure_train(number, weights, ConfigRecord(), grid)
@@ -143,14 +143,18 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
             began = clock()
             train_round(here, account, round_plan, size, checked, add)
             taken.append(clock() - began)
-            if sum(taken) > ENOUGH:
+            if sum(taken) > TIMED_SECONDS:
                 break
     return min(taken), size, _peak(plan.device)
 
 
 def _small(plan: Plan) -> Plan:
     """The plan with clients that hold ``ROWS`` public rows, all of which are in every batch."""
-    number = plan.settings.clients_per_round if plan.sums is not None else min(FEW, len(plan.terms))
+    number = (
+        plan.settings.clients_per_round
+        if plan.sums is not None
+        else min(TRIAL_CLIENTS, len(plan.terms))
+    )
     largest = max(plan.terms, key=lambda one: one.num_examples)
     terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
     without_clock: dict[str, Any] = dict.fromkeys(CLOCK)

@@ -24,7 +24,7 @@ from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.server.best_round import FOLDER
+from fedlsg.simulations.server.best_round import BEST_FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA
@@ -84,7 +84,7 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     finally:
         entries = charged(directory, own=goes_on)
         run.charged = lambda: entries
-        for folder in (directory.path, directory.path / FOLDER):
+        for folder in (directory.path, directory.path / BEST_FOLDER):
             # it did not finish, or no callback kept its best round
             with suppress(FileNotFoundError):
                 writer.note(read_model(folder)[0])

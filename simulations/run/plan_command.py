@@ -181,11 +181,9 @@ def _phones(
     """A federation of phones like the mean client, all of whom are asked in every round, and a
     share of whom leaves.
     """
-    stay, rounds, noise = (
-        max(1, round(phones * (1 - dropout))),
-        plan.schedule.rounds,
-        plan.method.mechanism,
-    )
+    stay = max(1, round(phones * (1 - dropout)))
+    rounds = plan.schedule.rounds
+    noise = plan.method.mechanism
     up, first, later = (part["payload"] for part in (one.up, one.first, one.later))
     if plan.sums is not None:
         wider, denser = _secure_growth(plan, values, blocks, phones, stay)

@@ -23,11 +23,11 @@ from fedlsg.user_code.objects import restored
 
 ROWS = 128
 """Public rows that are trained on, at most."""
-LEAST, MOST = 40, 200
+MIN_STEPS, MAX_STEPS = 40, 200
 """Updates: as many as the run had, within these."""
 SECONDS = 3.0
 """No update begins later."""
-SLOW = 0.5
+SLOW_SECONDS = 0.5
 """Seconds of one look at the rows: a model that takes longer is not tried."""
 
 
@@ -47,13 +47,13 @@ def _learn(plan: Plan) -> Trial | None:
     workload = plan.workload
     if workload.num_classes is None or plan.settings.tests_private_rows:
         return None
-    updates = min(max(plan.schedule.rounds, LEAST), MOST)
+    updates = min(max(plan.schedule.rounds, MIN_STEPS), MAX_STEPS)
     some = workload.test.pick(spaced(len(workload.test), ROWS))
     with restored(workload.loss, workload.test.prepare, data=True), own_draws(plan.device):
         model = plan.initial.public().model.to(plan.device)
         began = time.monotonic()
         before = evaluate(model, some, loss=workload.loss, device=plan.device)
-        if time.monotonic() - began > SLOW:
+        if time.monotonic() - began > SLOW_SECONDS:
             return None
         done = _train(plan, model, some, updates)
         after = evaluate(model, some, loss=workload.loss, device=plan.device)

@@ -113,7 +113,7 @@ class EarlyStopping(Callback):
         )
 
 
-FOLDER = "best"
+BEST_FOLDER = "best"
 
 
 class BestModel(Callback):
@@ -135,8 +135,8 @@ class BestModel(Callback):
         better = [self._best.offer(row) for row in run.rows]
         # the process before may have ended between the round and its copy
         if better and better[-1]:
-            run.save_model(Path(run.path) / FOLDER)
+            run.save_model(Path(run.path) / BEST_FOLDER)
 
     def on_round(self, row: dict[str, Any]) -> None:
         if self._best.offer(row):
-            self._run.save_model(Path(self._run.path) / FOLDER)
+            self._run.save_model(Path(self._run.path) / BEST_FOLDER)

@@ -35,9 +35,11 @@ class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
 class Watched:
     """A run as callbacks see it.
 
-    ``path``: its directory. ``settings``: as in config.toml. ``rows``: of the rounds that an
-    earlier process finished. ``directions``: as in ``Callback.on_plan``.
-    ``save_model(folder)``: write the model as it is now, as the run itself does at its end.
+    ``path``: its directory.
+    ``settings``: as in config.toml.
+    ``rows``: of the rounds that an earlier process finished.
+    ``directions``: as in ``Callback.on_plan``. ``save_model(folder)``: write the model as it is
+        now, as the run itself does at its end.
     """
 
     path: Path

@@ -24,7 +24,7 @@ from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, text_of
 from fedlsg.simulations.settings.settings import RUN, Settings
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.strategies.protocol.expectations import EXAMPLES, reason_of
+from fedlsg.strategies.protocol.expectations import MAX_DECLARED_EXAMPLES, reason_of
 from fedlsg.strategies.protocol.nodes import Identity, Roster, wait_for_nodes
 from fedlsg.strategies.protocol.proofs import LedgerCopies, News, check_news
 from fedlsg.strategies.protocol.watched_grid import WatchedGrid
@@ -68,7 +68,7 @@ class Deployment:
     """
 
     timeout: float
-    most_examples: int = EXAMPLES
+    most_examples: int = MAX_DECLARED_EXAMPLES
     roster: Roster = field(init=False)
     copies: LedgerCopies | None = None
     watched: WatchedGrid | None = None
@@ -187,6 +187,6 @@ def most_examples(settings: Settings) -> int:
 
     A node that declares more is left out. In the plan, the whole run would be refused.
     """
-    most = MOST_EXAMPLES if settings.trust == "secure" else EXAMPLES
+    most = MOST_EXAMPLES if settings.trust == "secure" else MAX_DECLARED_EXAMPLES
     delta = float(RUN["delta"].setting.fallback or 0) if settings.delta is None else settings.delta
     return most if unit_named(settings.unit).whole else min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -62,13 +62,11 @@ class Recorder:
         show: OnRound | None = None,
     ) -> None:
         s = plan.settings
-        self.run, self.plan, self.state, self.downlink, self.clock = (
-            run,
-            plan,
-            state,
-            downlink,
-            clock,
-        )
+        self.run = run
+        self.plan = plan
+        self.state = state
+        self.downlink = downlink
+        self.clock = clock
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(

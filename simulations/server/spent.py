@@ -13,7 +13,7 @@ from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.privacy.totals import READERS, WITH_SERVER
-from fedlsg.simulations.storage.round_tables import BYTES, SUMS, Times
+from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS, SUMS, Times
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.protocol.round_report import RoundReport
 
@@ -276,13 +276,13 @@ class RunTotals:
         """
         before = self.pruning
         self.pruning = {
-            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
+            **{name: before.get(name, 0) + getattr(report, name) for name in BYTE_COLUMNS},
             "messages": before.get("messages", 0) + len(report.sent),
             "noise_multiplier": noise_multiplier,
             "answered": list(report.answered),
             "rejected": {str(client): why for client, why in report.rejected.items()},
         }
-        for name in BYTES:
+        for name in BYTE_COLUMNS:
             self.sums[name] += getattr(report, name)
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
 from fedlsg.simulations.settings.settings import Settings, values_of
 from fedlsg.simulations.storage.atomic_files import Record
-from fedlsg.simulations.storage.round_tables import BYTES
+from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS
 from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.base.split import chance_of
 from fedlsg.state import ServerState
@@ -43,17 +43,19 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
-    updates: rounds that changed the model. bounds: every accountant's interval for the client with
-    the largest
-    epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise
-    over clip norm.
-    sum_bits: of a value in secure sums. downlink: state of the downlink.
+    updates: rounds that changed the model.
+    bounds: every accountant's interval for the client with the largest epsilon.
+    by_reader: the largest epsilon against each reader for whom there is one.
+    rho: noise over clip norm.
+    sum_bits: of a value in secure sums.
+    downlink: state of the downlink.
     of_mean: what predicting the mean of the test targets reaches; None where that means nothing.
-    by_client: accuracies on parts of the test split like the clients'. clients: the rows of
-    clients.csv.
-    totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what
-    became of them; None
-    without a clock. stopped: why it ended early.
+    by_client: accuracies on parts of the test split like the clients'.
+    clients: the rows of clients.csv.
+    totals: sums of bytes and messages.
+    simulated: time of the simulated clock, and clients by what became of them; None without a
+        clock.
+    stopped: why it ended early.
     """
 
     rounds: int
@@ -114,7 +116,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "codec": codec_summary(s, plan.method)
         | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
         "downlink": downlink_facts(s, o.downlink),
-        **{name: o.totals[name] for name in BYTES},
+        **{name: o.totals[name] for name in BYTE_COLUMNS},
         "uplink_bytes_dense": dense * o.totals["uplink_messages"],
         "downlink_bytes_dense": dense * o.totals["downlink_messages"],
         "transfer_seconds": dict(o.transfer_seconds),

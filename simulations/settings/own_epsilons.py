@@ -21,7 +21,7 @@ import numpy as np
 
 from fedlsg.simulations.workloads.rows.table_files import is_table_file, read_file
 
-SHOWN = 5
+CLIENTS_SHOWN = 5
 """Clients that a message lists."""
 What = Literal["epsilon", "delta"]
 BELOW: Mapping[What, float] = {"epsilon": math.inf, "delta": 1.0}
@@ -187,8 +187,8 @@ def _path(text: str) -> Path:
 
 
 def _some(names: Collection[str]) -> str:
-    first = ", ".join(list(names)[:SHOWN])
-    return first if len(names) <= SHOWN else f"{first}, ... ({len(names):,} clients)"
+    first = ", ".join(list(names)[:CLIENTS_SHOWN])
+    return first if len(names) <= CLIENTS_SHOWN else f"{first}, ... ({len(names):,} clients)"
 
 
 def _of_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict[int, float]:

@@ -356,10 +356,8 @@ def from_file(given: Mapping[str, object]) -> Settings:
 
     Raises ValueError as ``parse``.
     """
-    method, rest = (
-        given.get("method"),
-        {name: value for name, value in given.items() if name != "method"},
-    )
+    method = given.get("method")
+    rest = {name: value for name, value in given.items() if name != "method"}
     own: dict[str, Any] = {}
     if not RUN.keys() >= {name.replace("-", "_") for name in rest} and not _is_known(method):
         known = all_settings()

@@ -17,12 +17,11 @@ A file is public or secret in every run. In some runs public files are private: 
 
 What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for
 everybody who shows anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events,
-the terminal and every page. ``None``
-lets everything pass: the server of that mode knows who takes part, and epsilon does not rest on it.
-Under trust=server epsilon rests on a secret draw of the clients. Who they are, or how many, follows
-from bytes, counts, reasons of rejections and times; these are not in the list, and a new number is
-not either until it is entered there. The strategy hands on a report without them
-(``ServerNoiseExchange.end``), so that nothing here would know them.
+the terminal and every page. ``None`` lets everything pass: the server of that mode knows who takes
+part, and epsilon does not rest on it. Under trust=server epsilon rests on a secret draw of the
+clients. Who they are, or how many, follows from bytes, counts, reasons of rejections and times;
+these are not in the list, and a new number is not either until it is entered there. The strategy
+hands on a report without them (``ServerNoiseExchange.end``), so that nothing here would know them.
 """
 
 from collections.abc import Collection, Mapping
@@ -312,8 +311,8 @@ class Released:
     """What may be seen outside the server: by callbacks, in tables and on pages. What is not named
     is not shown.
 
-    ``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
-    summary.json.
+    ``rows``: columns of rounds.csv, next to the workload's own metrics.
+    ``summary``: entries of summary.json.
 
     ``files``: patterns of a run directory's public files; the manifest of public files lists no
     other.

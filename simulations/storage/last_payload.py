@@ -23,9 +23,9 @@ frame (carriers of another processor). The new payload then starts from the memo
 started from.
 
 Two processes may reply for one client: a late one with the message of an earlier round, or a second
-one with the same
-message. The file that is stored first stays: neither a memory of a later round nor the reply to the
-same request is replaced. The folder is locked from that check to the end of the store (POSIX).
+one with the same message. The file that is stored first stays: neither a memory of a later round
+nor the reply to the same request is replaced. The folder is locked from that check to the end of
+the store (POSIX).
 """
 
 import hashlib
@@ -141,7 +141,7 @@ def _head(request_id: str, payload: bytes) -> Record:
     return {"question": request_id, "bytes": len(payload), "crc32": digest}
 
 
-KEPT = 2
+KEPT_FILES = 2
 LONGEST_HEAD = 2**20
 """Bytes of a header."""
 MEMORY_KEYS = {"client", "round", "question", "payload", "first", "sha256"}
@@ -248,7 +248,7 @@ class FeedbackBox:
             write_atomically(
                 self._path(round), json.dumps(head).encode() + b"\n", body, private=True
             )
-            for _, path in self._files()[KEPT:]:
+            for _, path in self._files()[KEPT_FILES:]:
                 path.unlink()
         return payload
 

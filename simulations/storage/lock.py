@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedlsg.locks import LockedError, is_locked, locked
-from fedlsg.owner_only import FOLDER
+from fedlsg.owner_only import FOLDER_MODE
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import writing_to
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -47,7 +47,7 @@ def create(out: str | None, settings: Settings, *, private: bool = False) -> Run
 def _make(path: Path, *, private: bool, there: bool) -> None:
     """Make a folder with its mode; its parents are not closed: other runs will be in them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=FOLDER if private else 0o777, exist_ok=there)
+    path.mkdir(mode=FOLDER_MODE if private else 0o777, exist_ok=there)
 
 
 def _fresh(name: str, *, private: bool) -> Path:

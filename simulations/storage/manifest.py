@@ -33,7 +33,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import StepFiles
 
 FORMAT = 1
-NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 OTHERWISE = "restore it from a copy, or remove it (then nothing of the run is checked)"
 AT_END = (
     "summary.json",
@@ -53,8 +53,8 @@ class Part:
     """The manifest of public files, or that of the others, in its folder."""
 
     def __init__(self, folder: Path, *, private: bool) -> None:
-        self.path, self.private = folder / NAME, private
-        self.list = Journal(folder / f"{NAME}l", "")
+        self.path, self.private = folder / MANIFEST_FILE, private
+        self.list = Journal(folder / f"{MANIFEST_FILE}l", "")
         self.record: Record = {
             "format": FORMAT,
             "round": -1,

@@ -29,15 +29,17 @@ Summary = Mapping[str, Any]
 class Result:
     """One run.
 
-    name: of its directory. label: its method, or the name that a grid gives a variant of one.
+    name: of its directory.
+    label: its method, or the name that a grid gives a variant of one.
     status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
     settings: by field name; resolved if the run began, else as they were given.
-    summary: summary.json; empty until the run is done. rows: finished rounds.
-    group: equal for runs that differ in their seed only. detail: an explanation of the label, if it
-    needs one.
+    summary: summary.json; empty until the run is done.
+    rows: finished rounds.
+    group: equal for runs that differ in their seed only.
+    detail: an explanation of the label, if it needs one.
     varied: the settings that its comparison varies, with their values.
     transfer: seconds that its messages would take on the link ``link``, if one was given and the
-    run counted messages.
+        run counted messages.
     """
 
     name: str

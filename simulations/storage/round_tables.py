@@ -47,9 +47,10 @@ class Simulated:
 class Times:
     """Where the server's time of a round went.
 
-    ``training_seconds``: until the last reply was there, in which clients train;
-    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``;
-    ``accounting_seconds``: ledgers and epsilon; ``evaluation_seconds``: the test split.
+    ``training_seconds``: until the last reply was there, in which clients train.
+    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``.
+    ``accounting_seconds``: ledgers and epsilon.
+    ``evaluation_seconds``: the test split.
     """
 
     training_seconds: float
@@ -63,9 +64,9 @@ TIMES = tuple(field.name for field in fields(Times))
 """Their names."""
 
 
-BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+BYTE_COLUMNS = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
-SUMS = (*BYTES, "uplink_messages", "downlink_messages")
+SUMS = (*BYTE_COLUMNS, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
 TAGS = {
     "test/accuracy": "accuracy",

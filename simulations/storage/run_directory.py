@@ -1,32 +1,32 @@
 """The run directory: everything that a run leaves behind.
 
-config.toml      resolved settings                     ledger/          run.jsonl: all charges, the
-                                                                       authority; or one ledger a
-                                                                       client, where clients keep
-                                                                       their own
-rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
-bytes.csv        one line a message
-clients.csv      SECRET a row for each client, with its name
-summary.json     results, written last                 checkpoint/      latest.pt, previous.pt;
-                 outbox/: last payloads;
-model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down
-                 in this round and what it is (``updates``)
-updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for
-                 evaluating attacks
-clients/         SECRET digest of the training rows; memories of error feedback, if a method without
-                 privacy keeps them, in a folder for each client
-run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written
-                 at the end
-downlink/        updates as they were sent (sparse)     replicas/        the public state as a
-                 deployed client last had
-events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own
-                             folder)
-.lock            the process that uses the directory
+    config.toml       resolved settings
+    rounds.csv        one row a round
+    bytes.csv         one line a message
+    clients.csv       SECRET a row for each client, with its name
+    ledger/           run.jsonl: all charges, the authority; or one ledger a client, where clients
+                      keep their own
+    ledger.jsonl      merged copy of the ledgers
+    checkpoint/       latest.pt, previous.pt; outbox/: last payloads; sent.json: bytes sent down in
+                      this round
+    summary.json      results, written last
+    model.safetensors, config.json
+                      the evaluated model, and what it is (``updates``)
+    updates/          payloads and frames, see ``updates``
+    updates-truth/    SECRET batches, for evaluating attacks
+    clients/          SECRET digest of the training rows; memories of error feedback, if a method
+                      without privacy keeps them, in a folder for each client
+    downlink/         updates as they were sent (sparse)
+    replicas/         the public state as a deployed client last had it (in the client's own folder)
+    report.html       plots and settings, written at the end
+    run.log           SECRET what Flower, Ray and we log
+    events.out.tfevents.fedlsg
+                      numbers for TensorBoard
+    .lock             the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
 since the run. ``fedlsg.simulations.server.restore.READ`` lists which of them ``fedlsg resume``
-reads.
-run.log is SECRET because the traceback of a client that failed may quote its data.
+reads. run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
 import csv
@@ -56,7 +56,7 @@ from fedlsg.simulations.storage.atomic_files import (
     write_atomically,
 )
 from fedlsg.simulations.storage.run_format import VERSION, readable
-from fedlsg.simulations.storage.updates import FAR, StepFiles, round_folder
+from fedlsg.simulations.storage.updates import MAX_REPLAYED_STEPS, StepFiles, round_folder
 from fedlsg.user_code.digest import version
 
 LONGEST_HEADER = 1 << 20
@@ -168,9 +168,9 @@ class RunDir:
         files = StepFiles(self.steps)
         versions = files.after(version)
         steps = []
-        if len(versions) > FAR and self.checkpoint.exists():
+        if len(versions) > MAX_REPLAYED_STEPS and self.checkpoint.exists():
             steps.append((-1, self.checkpoint.read_bytes()))
-            versions = versions[-FAR:]
+            versions = versions[-MAX_REPLAYED_STEPS:]
         for own in versions:
             with suppress(OSError, ValueError):  # it is damaged
                 steps.append((own, files.load(own)))

@@ -55,7 +55,7 @@ from fedlsg.simulations.storage.atomic_files import (
 )
 from fedlsg.state import Phase, phase_of
 
-FAR = 50
+MAX_REPLAYED_STEPS = 50
 """A shared replica with more missing steps than this reads the run's checkpoint: replaying takes
 longer.
 """

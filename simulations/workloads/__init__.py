@@ -170,8 +170,7 @@ def load(
     secret and new.
     Raises:
         ValueError: unknown name (the message lists the known ones), an option out of range or one
-            that the workload
-            does not use, or damaged data.
+            that the workload does not use, or damaged data.
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """

@@ -42,14 +42,12 @@ def partition(
 
     scheme:
         ``iid``: a random permutation cut into equal parts (McMahan et al. 2017, sec. 3).
-        ``dirichlet``: each class is spread over the clients in proportions drawn from Dir(alpha,
-            ..., alpha)
-            (Yurochkin et al. 2019), redrawn until every client has an example. Differs from Hsu et
-                al.
-            2019, who draw each client's class mix and give all clients equally many examples.
+        ``dirichlet``: each class is spread over the clients in proportions drawn from
+            Dir(alpha, ..., alpha) (Yurochkin et al. 2019), redrawn until every client has an
+            example. Differs from Hsu et al. 2019, who draw each client's class mix and give all
+            clients equally many examples.
         ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards,
-            dealt at random
-            (McMahan et al. 2017, sec. 3).
+            dealt at random (McMahan et al. 2017, sec. 3).
 
     Guarantees: every example belongs to exactly one client and every client has one. Where N does
     not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example

@@ -3,7 +3,8 @@ workload.
 
 auto          the first of the workload's own: a user's ``probe=`` function, dead leaves for images,
               bags of words
-leaves, pink  synthetic images               tokens   bags of words of the tokenizer's vocabulary
+leaves, pink  synthetic images
+tokens        bags of words of the tokenizer's vocabulary
 data:NAME     a built-in data set, or the path of public data in a form that the workload reads
 FILE.py:NAME  a user's function(count, generator): inputs, or (inputs, targets)
 
@@ -49,10 +50,10 @@ class PublicRows:
     """Rows of a public data set as inputs of a workload; ``draw(count, generator)`` takes some at
     random.
 
-    split: the rows as the workload would store them. given: of images, as they are stored, and how.
-    targets: whether a
-    draw gives the rows' targets too. labelled: False where the labels of ``split`` are zeros that
-    stand for none.
+    split: the rows as the workload would store them.
+    given: of images, as they are stored, and how.
+    targets: whether a draw gives the rows' targets too.
+    labelled: False where the labels of ``split`` are zeros that stand for none.
     """
 
     split: Split
@@ -74,11 +75,9 @@ class Fitted:
     """
 
     def __init__(self, inputs: Stored, stored: Pixels, wanted: Pixels) -> None:
-        self._inputs, self._stored, self._wanted = (
-            inputs,
-            stored,
-            replace(wanted, prepare=as_stored),
-        )
+        self._inputs = inputs
+        self._stored = stored
+        self._wanted = replace(wanted, prepare=as_stored)
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -254,10 +253,8 @@ def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
     """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may
     have any length.
     """
-    offered, wanted = (
-        forms(inputs),
-        forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]),
-    )
+    offered = forms(inputs)
+    wanted = forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
     if offered != wanted:
         raise ValueError(
             f"{given} gives inputs {offered}, and the model of {workload.name} takes {wanted}"

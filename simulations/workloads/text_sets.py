@@ -152,8 +152,7 @@ class HubTexts:
         progress line reports which. It is never counted in the training labels, which are private.
         Raises:
             ValueError: no dataset, unknown columns or splits (with those there are), damaged data,
-                a label out of its
-                range.
+                a label out of its range.
             FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model.
         """
         options = request.options

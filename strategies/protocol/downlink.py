@@ -314,10 +314,8 @@ class Downlink:
         common: Records = {"weights": flat_record(self.state.weights)}
         if has_ranked_mask(self.state):
             common["kept"] = kept_record(frame)
-        bases, whole = (
-            self.holders.records(selected, framed),
-            framed_records(self.state, frame, framed),
-        )
+        bases = self.holders.records(selected, framed)
+        whole = framed_records(self.state, frame, framed)
         return {p: common | (whole if p in framed else {}) | bases.get(p, {}) for p in selected}
 
     def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:

@@ -31,9 +31,9 @@ from fedlsg.training.client_level import ServerNoise
 
 CONTENT_BYTES = LARGEST_BYTES + 2**16
 """Of names, numbers, texts and ledger lines in a reply; without the values of arrays."""
-RECORDS, ITEMS = 32, 64
+MAX_REPLY_RECORDS, MAX_RECORD_ITEMS = 32, 64
 """Records of a reply, and arrays or values of a record."""
-EXAMPLES = 10**9
+MAX_DECLARED_EXAMPLES = 10**9
 """Declared by one client."""
 REASON_LENGTH = 300
 
@@ -58,9 +58,10 @@ def check_reply(reply: Message) -> None:
     size = 0
     for name, record in reply.content.items():
         size += len(name)
-        if len(reply.content) > RECORDS or len(record) > ITEMS:
+        if len(reply.content) > MAX_REPLY_RECORDS or len(record) > MAX_RECORD_ITEMS:
             raise BoundError(
-                f"expected {RECORDS} records of {ITEMS} items at most in a reply, got more"
+                f"expected {MAX_REPLY_RECORDS} records of {MAX_RECORD_ITEMS} items at most in a "
+                "reply, got more"
             )
         size += sum(len(key) + _size(value) for key, value in _items(record).items())
     if size > CONTENT_BYTES:
@@ -109,7 +110,8 @@ class Uplink:
     """How the values of clients travel to the server: public, so that server, client and readers of
     a record agree.
 
-    ``index_mode``: how payloads say which coordinates they hold. ``seed``: of rounding.
+    ``index_mode``: how payloads say which coordinates they hold.
+    ``seed``: of rounding.
     """
 
     method: Method
@@ -157,10 +159,10 @@ class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
     training.
 
-    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and
-    noise of it come
-    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server
-    adds the noise. ``features``: digest of what inputs become features with.
+    ``sums``: of secure sums; None where the server reads every payload.
+    ``reproducible``: masks and noise of it come from the seed. NOT PRIVATE.
+    ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
+    ``features``: digest of what inputs become features with.
     """
 
     terms: Sequence[ClientTerms]

@@ -20,7 +20,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.protocol.expectations import EXAMPLES, check_reply, reason_of, shortened
+from fedlsg.strategies.protocol.expectations import (
+    MAX_DECLARED_EXAMPLES,
+    check_reply,
+    reason_of,
+    shortened,
+)
 from fedlsg.strategies.protocol.proofs import CODE, News, check_same_code, code_record, read_news
 from fedlsg.strategies.protocol.round_report import NO_REPLY
 from fedlsg.strategies.protocol.wire import read_identity
@@ -31,7 +36,7 @@ CLOCK_SECONDS = 5.0
 """Clocks that differ by more are reported."""
 
 MOST_DOUBLINGS = 10
-ATTEMPTS = 3
+MAX_QUERIES = 3
 """Queries to a simulated client that replies with errors: all of them run the same code."""
 
 
@@ -82,7 +87,7 @@ class Roster:
         *,
         declared: Sequence[int] | None = None,
         accept: Callable[[Identity], None] = lambda identity: None,
-        most_examples: int = EXAMPLES,
+        most_examples: int = MAX_DECLARED_EXAMPLES,
     ) -> None:
         self.accept, self.most_examples = accept, most_examples
         self.sizes: dict[int, int] = {}
@@ -155,7 +160,7 @@ class Roster:
             )
             missing = sorted(set(range(clients)) - self._node_of.keys())
             attempts += 1
-            if not missing or (attempts >= ATTEMPTS and time.monotonic() > deadline):
+            if not missing or (attempts >= MAX_QUERIES and time.monotonic() > deadline):
                 break
             if not self.refused and not self._deployed:
                 break
@@ -297,7 +302,7 @@ class Roster:
         if num_examples < 1:
             raise RuntimeError(f"client {partition} holds no examples")
         delta = budget[1]
-        most = min(EXAMPLES, math.ceil(1 / delta) - 1) if delta else self.most_examples
+        most = min(MAX_DECLARED_EXAMPLES, math.ceil(1 / delta) - 1) if delta else self.most_examples
         if num_examples > most:
             raise RuntimeError(
                 f"client {partition} declares {num_examples:,} examples, the run takes "

@@ -29,8 +29,8 @@ class Replies:
     """Replies to messages of one round. Everything that is wrong with one is entered in the report,
     and ends nothing.
 
-    stage: no values were asked for, only what comes before or after them. shares_disk: whether
-    clients write to the disk of the run, as in a simulation.
+    stage: no values were asked for, only what comes before or after them.
+    shares_disk: whether clients write to the disk of the run, as in a simulation.
     """
 
     report: RoundReport

@@ -66,16 +66,18 @@ class Sent(NamedTuple):
 class RoundReport:
     """What happened in one round.
 
-    plan: what was announced. asked: the selected clients. answered: clients with a valid reply.
-    rejected: the reason,
-    by partition. noted: what a client did wrong that took part all the same. dropped: clients that
-    left before they trained, in the simulation; late: clients with a valid reply that came after
-    the round's simulated end, and is not used. Each selected client is in one of the four (not in
-    noted) at most.
-    sent: every message, in the order in which it was counted; bytes are sums over it. seconds: of
-    the whole round,
-    ``waiting`` of them for replies. simulated_clock: seconds since
-    the start of the run, at the round's end; None without a simulated clock.
+    plan: what was announced.
+    asked: the selected clients.
+    answered: clients with a valid reply.
+    rejected: the reason, by partition.
+    noted: what a client did wrong that took part all the same.
+    dropped: clients that left before they trained, in the simulation.
+    late: clients with a valid reply that came after the round's simulated end, and is not used.
+        Each selected client is in one of the four (not in noted) at most.
+    sent: every message, in the order in which it was counted; bytes are sums over it.
+    seconds: of the whole round, ``waiting`` of them for replies.
+    simulated_clock: seconds since the start of the run, at the round's end; None without a
+        simulated clock.
     """
 
     round: int

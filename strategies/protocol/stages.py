@@ -27,9 +27,8 @@ class Stage:
     ``bits``: see ``Terms``.
 
     ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend
-    on it, and a client
-    adds no other: each ledger counts on the noise of the others, who could be told a smaller clip,
-    or less noise.
+    on it, and a client adds no other: each ledger counts on the noise of the others, who could be
+    told a smaller clip, or less noise.
     """
 
     name: str

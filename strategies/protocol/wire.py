@@ -67,9 +67,9 @@ LOST = (
 class Announcement:
     """What the server announces about a round, in addition to the weights.
 
-    ``updates``: server updates so far. ``isolation``: the level at which all clients run the code
-    of the model. ``features``: digest of the filters and axes that inputs become features with;
-    empty without.
+    ``updates``: server updates so far.
+    ``isolation``: the level at which all clients run the code of the model.
+    ``features``: digest of the filters and axes that inputs become features with; empty without.
     """
 
     round: int

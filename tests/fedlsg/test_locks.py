@@ -76,7 +76,7 @@ def test_another_user_who_locks_all_that_he_can_open_stops_nothing(folder):
 
 @needs_root
 def test_negative_control_a_lock_that_others_can_open_stops_a_charge(folder, monkeypatch):
-    monkeypatch.setattr(locks, "FILE", 0o644)
+    monkeypatch.setattr(locks, "FILE_MODE", 0o644)
     monkeypatch.setattr(locks, "close_to_others", lambda *_: None)
     use_all(folder, 1)
     with nobody(lambda: lock_all(folder)) as names:
@@ -133,7 +133,7 @@ def test_where_the_system_does_not_say_no_number_is_named(tmp_path, monkeypatch)
 
 
 def test_a_charge_does_not_wait_without_end_and_names_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "PATIENCE", 0.1)
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
     ledger, began = Ledger(tmp_path / "ledger.jsonl", client=3), time.monotonic()
     ledger.charge(entry(round=1))
     with held(tmp_path / ".ledger.lock"), pytest.raises(LedgerError, match="lock is locked by"):

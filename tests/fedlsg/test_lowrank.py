@@ -82,10 +82,8 @@ def test_equal_seeds_give_equal_bits(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_carriers_of_half_precision_are_those_of_float32_rounded(dtype):
     W = normal(7, 5, seed=0).to(dtype)
-    halves, wide = (
-        decompose(W, 3, generator=generator()),
-        decompose(W.float(), 3, generator=generator()),
-    )
+    halves = decompose(W, 3, generator=generator())
+    wide = decompose(W.float(), 3, generator=generator())
     for half, exact in zip(halves, wide, strict=True):
         assert half.dtype == dtype
         assert_close(half.float(), exact, rtol=0, atol=32 * torch.finfo(dtype).eps)
@@ -152,10 +150,8 @@ def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
 def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_projection(
     m, n, r, s, seed
 ):
-    dW, L, R = (
-        normal(m, n, seed=seed),
-        *(orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n)),
-    )
+    dW = normal(m, n, seed=seed)
+    L, R = (orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n))
     S = project_core(dW, L, R.mT)
     assert_close(S, L.mT @ project(dW, L, R.mT)[0])
     once = lift_core(S, L, R.mT)
@@ -181,12 +177,10 @@ def test_the_core_of_square_orthonormal_carriers_loses_nothing(m, n, seed):
 
 @pytest.mark.parametrize(("r", "s"), [(2, 3), (3, 2)])
 def test_a_core_is_added_as_it_is_lifted(r, s):
-    W, S, L, R = (
-        normal(7, 5, seed=0),
-        normal(r, s, seed=1),
-        normal(7, r, seed=2),
-        normal(s, 5, seed=3),
-    )
+    W = normal(7, 5, seed=0)
+    S = normal(r, s, seed=1)
+    L = normal(7, r, seed=2)
+    R = normal(s, 5, seed=3)
     wanted = W + 0.5 * lift_core(S, L, R)
     add_core(W, S, L, R, 0.5)
     assert_close(W, wanted)

@@ -283,10 +283,8 @@ def sensitivity_defects(s: Subject, data_sets: range = range(3)) -> list[str]:
     Under a joint clip some example has to come close to it, or the data sets would have tested
     nothing.
     """
-    claimed, effective = (
-        s.mechanism.sensitivity(len(s.frame.blocks)),
-        s.mechanism.effective_noise_multiplier,
-    )
+    claimed = s.mechanism.sensitivity(len(s.frame.blocks))
+    effective = s.mechanism.effective_noise_multiplier
     found = []
     if not s.mechanism.private and effective(len(s.frame.blocks)) != 0:
         found.append("claims an epsilon without clip and noise")

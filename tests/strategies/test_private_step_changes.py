@@ -16,10 +16,8 @@ from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 40
 DRAW = torch.Generator().manual_seed(3)
-INPUTS, TARGETS = (
-    torch.randn(EXAMPLES, 4, generator=DRAW),
-    torch.randint(3, (EXAMPLES,), generator=DRAW),
-)
+INPUTS = torch.randn(EXAMPLES, 4, generator=DRAW)
+TARGETS = torch.randint(3, (EXAMPLES,), generator=DRAW)
 
 
 class Activation(nn.Module):

@@ -58,11 +58,9 @@ class Three(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.domains, self.head = (
-            nn.Embedding(5, 4),
-            nn.Embedding(1, 4),
-            nn.Linear(4, 3),
-        )
+        self.table = nn.Embedding(5, 4)
+        self.domains = nn.Embedding(1, 4)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, ids: Tensor, domain: Tensor, lengths: Tensor) -> Tensor:
         if bool((lengths < 1).any()):

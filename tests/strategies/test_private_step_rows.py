@@ -239,10 +239,8 @@ def test_oversampled_rows_are_refused_or_move_more(monkeypatch):
     monkeypatch.setattr(
         "fedlsg.strategies.own_loop.user_inputs.check_distinct", lambda *given: None
     )
-    with_it, without = (
-        total(net, ten_times, COUNT + 9),
-        total(net, Subset(data, range(1, COUNT)), COUNT - 1),
-    )
+    with_it = total(net, ten_times, COUNT + 9)
+    without = total(net, Subset(data, range(1, COUNT)), COUNT - 1)
     assert float((with_it - without).norm()) > 5
 
 

@@ -19,7 +19,7 @@ them right. Too many right guesses contradict a claim.
 
 Both hold for every guesser and for canaries that disturb each other: only the power suffers. The
 number of guesses must not depend on which are in; several numbers share the significance
-(``GUESSED``).
+(``GUESSED_SHARES``).
 """
 
 import math
@@ -132,7 +132,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, end, xtol=1e-10))
 
 
-GUESSED = (1.0, 0.5, 0.2, 0.1, 0.05)
+GUESSED_SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
 """Shares of the canaries that are guessed; each has an equal part of the significance."""
 LARGEST_REFUTED = 200.0
 

@@ -14,8 +14,9 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
+from fedlsg.attacks.audit.injection import ghost_layers
+from fedlsg.attacks.audit.outputs import can_pass
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import can_pass, ghost_layers
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, per_example
 from fedlsg.noise import gaussian
@@ -98,7 +99,7 @@ PATHS = (
 """All paths, in the order of a round."""
 
 
-EVERY = 8
+COUNTED_OUTPUTS = 8
 """Outputs of which one is counted: a profiler takes time."""
 
 
@@ -118,7 +119,7 @@ def counted() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
-        yield calls, lambda: sys.setprofile(before if next(outputs) % EVERY else seen)
+        yield calls, lambda: sys.setprofile(before if next(outputs) % COUNTED_OUTPUTS else seen)
     finally:
         sys.setprofile(before)
 

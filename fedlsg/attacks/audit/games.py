@@ -11,32 +11,32 @@ Symbols: n units in each direction, q, W, R as in ``setting``.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.setting import MOST_STEPS, Setting, alike_units, most_units
-from fedlsg.attacks.audit.shipped import (
-    LENGTH,
+from fedlsg.attacks.audit.canaries import (
+    LENGTH_OVER_CLIP,
+    largest_addition,
+    orthonormal_rows,
+    undo_block_weights,
+)
+from fedlsg.attacks.audit.injection import Units, ghost_layers, given_gradients
+from fedlsg.attacks.audit.outputs import (
+    GIVEN_GRADIENTS,
     Output,
     Rows,
-    Units,
     can_pass,
-    ghost_layers,
-    injected,
-    largest,
-    orthogonal,
-    output,
+    make_output,
     outputs_of_pass,
-    unweighted,
 )
+from fedlsg.attacks.audit.setting import MAX_CLIENT_STEPS, Setting, alike_units, most_units
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.secure_sum.discrete.grid import random_signs, unrotate, window
+from fedlsg.training.example_gradients import ExampleGradients
 
 NORMS = (0.5, 1.0, 1.1, 1.5, 1.9, 2.0, 4.0, 10.0)
 """Norms of units over C. Those below 1 pass unclipped; a clip that begins too late lets others
@@ -44,7 +44,7 @@ pass.
 """
 NORMS_ALONE = (0.5, 1.5, 1.9, 10.0)
 """Of units that are too few for all norms at once."""
-FEW, FEW_ROUNDS = 4, 32
+FEW_UNITS, FEW_ROUNDS = 4, 32
 """Units that are few, so that what a step adds for any number of units is not hidden by many."""
 PLACES, PLACE_EXCESS, PLACE_ROUNDS, PLACE_NUMBERS = 3, 2.0, 1024, 2**26
 """Places of a batch: the first row, the middle and the last one are each of units of one direction,
@@ -54,12 +54,12 @@ PLACE_Z = 8.5
 """Standard errors of what one row adds that counts twice: a bound of Chernoff takes about five."""
 PART_ERROR = 0.1
 """Standard error of a part's movement: a part that counts double is then found."""
-FEWEST_PARTS, ROUNDS, MOST_ROUNDS = 8, 16, 64
+FEWEST_PARTS, GAME_ROUNDS, MOST_ROUNDS = 8, 16, 64
 DRAWN_NUMBERS, DRAWN_BY_SERVER = 2**21, 200
 """Numbers in the gradients of an output's batch; updates that a server clips one by one."""
-CLIENTS, IN_PASS, NORMS_IN_PASS = 4, 20, (1.5, 10.0)
+PASS_CLIENTS, IN_PASS, NORMS_IN_PASS = 4, 20, (1.5, 10.0)
 """Clients that share a pass, the expected batch of small ones, and norms of the units of one."""
-COUNTS, COUNTED = 256, 64
+COUNTS_OF_NOBODY, COUNTED_UNITS = 256, 64
 """Releases of the noisy count of nobody; units that it counts in others."""
 Tick = Callable[[], None]
 
@@ -69,8 +69,9 @@ class Game:
     """What was seen of one game.
 
     moves: (rounds, k) how far each output went in each direction, over what its units may add on
-    average: at most 1 in the mean. units: n. lengths: (k,) what one unit may add, over the
-    sensitivity.
+        average: at most 1 in the mean.
+    units: n.
+    lengths: (k,) what one unit may add, over the sensitivity.
     elsewhere: the outputs of clients without these units, which share a pass: all noise.
     """
 
@@ -97,20 +98,21 @@ class Round:
     """How a game is played: orthonormal ``directions``, the norms of their units over C, and how
     many units each has.
 
-    on_grid: the directions are of what a secure sum adds up, after the rotation. shared: the units
-    are one client's, in a pass with others. in_order: the units of a direction follow each other.
-    inject: how units come in place of a backward pass.
+    on_grid: the directions are of what a secure sum adds up, after the rotation.
+    shared: the units are one client's, in a pass with others.
+    in_order: the units of a direction follow each other.
+    gradients: of the units, in place of a backward pass.
     """
 
     name: str
     directions: Float[Tensor, "k kept"]
     norms: Float[Tensor, " k"]
     each: int
-    rounds: int = ROUNDS
+    rounds: int = GAME_ROUNDS
     on_grid: bool = False
     shared: bool = False
     in_order: bool = False
-    inject: Callable[[], AbstractContextManager[None]] = injected
+    gradients: ExampleGradients = GIVEN_GRADIENTS
 
 
 def stream_of(seed: int | None, *labels: str | int) -> SecretStream:
@@ -125,7 +127,7 @@ def rounds_of(
     seed: int | None,
     rounds: int,
     tick: Tick,
-    inject: Callable[[], AbstractContextManager[None]] = injected,
+    gradients: ExampleGradients = GIVEN_GRADIENTS,
     rotation: int | None = None,
 ) -> list[Output]:
     """Outputs with the units of each round, on the CPU; the steps are on the model's device.
@@ -139,7 +141,7 @@ def rounds_of(
             return stream_of(seed, purpose, name, round, client)
 
         rotated = round if rotation is None else rotation
-        outputs.append(output(setting, rows, draw, rotated, inject))
+        outputs.append(make_output(setting, rows, draw, rotated, gradients))
         tick()
     return outputs
 
@@ -148,9 +150,9 @@ def games_of(setting: Setting, seed: int | None) -> list[Round]:
     """All games that the setting can play."""
     generator = public_generator(0 if seed is None else seed, "games")
     norms = torch.tensor(NORMS[-max(1, min(len(NORMS), setting.frame.kept // 2)) :])
-    dense = orthogonal([b.kept for b in setting.frame.blocks], len(norms), generator)
+    dense = orthonormal_rows([b.kept for b in setting.frame.blocks], len(norms), generator)
     few = Round(
-        name="few units", directions=dense[:1], norms=norms[-1:], each=FEW, rounds=FEW_ROUNDS
+        name="few units", directions=dense[:1], norms=norms[-1:], each=FEW_UNITS, rounds=FEW_ROUNDS
     )
     return [
         *_of_norms(setting, norms, dense),
@@ -194,7 +196,7 @@ def _of_places(setting: Setting, dense: Tensor) -> Iterator[Round]:
     yield Round(
         name="places of a batch",
         directions=dense[:PLACES],
-        norms=torch.full((PLACES,), LENGTH),
+        norms=torch.full((PLACES,), LENGTH_OVER_CLIP),
         each=each,
         rounds=max(FEW_ROUNDS, min(wanted, most)),
         in_order=True,
@@ -217,7 +219,7 @@ def _of_parts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
         yield Round(
             name=name,
             directions=ways,
-            norms=torch.full((parts,), LENGTH),
+            norms=torch.full((parts,), LENGTH_OVER_CLIP),
             each=each,
             rounds=rounds,
             on_grid=name == "parts of the grid",
@@ -237,13 +239,13 @@ def _of_ghosts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
     """
     for positions in (1, 2):
         if layers := ghost_layers(setting, generator, positions):
-            ways = torch.stack([layer.way for layer in layers.values()])
+            ways = torch.stack([layer.direction for layer in layers.values()])
             yield Round(
                 name=f"ghost gradients, {positions} position{'s' * (positions > 1)}",
                 directions=ways,
                 norms=torch.full((len(ways),), 1.5 * positions),
                 each=alike_units(setting) // len(ways),
-                inject=partial(injected, layers),
+                gradients=given_gradients(layers),
             )
 
 
@@ -260,12 +262,12 @@ def _of_passes(setting: Setting, dense: Tensor, generator: torch.Generator) -> I
         directions=dense[: len(norms)],
         norms=norms,
         each=small,
-        rounds=2 * ROUNDS,
+        rounds=2 * GAME_ROUNDS,
         shared=True,
     )
     yield one
     large = max(2 * small, alike_units(setting) // len(norms))
-    yield replace(one, name="clients of a pass", each=large, rounds=ROUNDS)
+    yield replace(one, name="clients of a pass", each=large, rounds=GAME_ROUNDS)
     for game in list(_of_ghosts(setting, generator))[:1]:
         each = math.ceil(IN_PASS / len(game.norms) / setting.stated.sample_rate)
         yield replace(game, name="ghost gradients of a pass", each=each, shared=True)
@@ -292,19 +294,19 @@ def sizes_of_parts(setting: Setting) -> tuple[int, int, int]:
     q, kept = setting.stated.sample_rate, setting.frame.kept
     noise = setting.noise_std / setting.sensitivity / sum(setting.weights)
     units = drawn_units(setting)
-    wanted = noise / PART_ERROR / q / math.sqrt(ROUNDS)
-    drawn = 2 * (1 - q) / q / PART_ERROR**2 / ROUNDS
+    wanted = noise / PART_ERROR / q / math.sqrt(GAME_ROUNDS)
+    drawn = 2 * (1 - q) / q / PART_ERROR**2 / GAME_ROUNDS
     wanted = max(1, math.ceil(math.hypot(wanted, drawn)))
     parts = max(1, min(kept, units // wanted))
     while parts > FEWEST_PARTS and _most_in_part(setting, parts) < wanted:
         parts = max(FEWEST_PARTS, parts // 2)
     if parts >= min(FEWEST_PARTS, kept) and _most_in_part(setting, parts) >= wanted:
-        return parts, wanted, ROUNDS
+        return parts, wanted, GAME_ROUNDS
     parts = max(1, min(FEWEST_PARTS, units, kept))
     each = max(1, min(units // parts, _most_in_part(setting, parts)))
     cost = setting.stated.members if setting.sums is not None else 1
-    most = max(ROUNDS, min(MOST_ROUNDS, MOST_STEPS // cost // 4))
-    return parts, each, max(ROUNDS, min(most, math.ceil((noise / PART_ERROR / q / each) ** 2)))
+    most = max(GAME_ROUNDS, min(MOST_ROUNDS, MAX_CLIENT_STEPS // cost // 4))
+    return parts, each, max(GAME_ROUNDS, min(most, math.ceil((noise / PART_ERROR / q / each) ** 2)))
 
 
 def _most_in_part(setting: Setting, parts: int) -> int:
@@ -322,11 +324,11 @@ def _most_in_part(setting: Setting, parts: int) -> int:
 def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
     """All rounds of a game, and what they say."""
     long = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
-    lengths = largest(setting, game.directions)
+    lengths = largest_addition(setting, game.directions)
     reach = game.each * setting.stated.sample_rate * sum(setting.weights)
 
     ways = _before_rotation(game.directions) if game.on_grid else game.directions
-    units = Units(unweighted(setting, ways * long), game.each, in_order=game.in_order)
+    units = Units(undo_block_weights(setting, ways * long), game.each, in_order=game.in_order)
     elsewhere = None
     if game.shared:
         outputs, elsewhere = _passes(setting, game, units, seed, tick)
@@ -338,7 +340,7 @@ def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
             seed,
             game.rounds,
             tick,
-            game.inject,
+            game.gradients,
             0 if game.on_grid else None,
         )
         chosen = [played.grid if game.on_grid else played.values for played in seen]
@@ -363,13 +365,13 @@ def _passes(
     silent = Units(torch.zeros(1, setting.frame.kept), len(units))
     steps_with, others = [], []
     for round in range(game.rounds):
-        place = round % CLIENTS
-        clients = [(units if i == place else silent).to(device) for i in range(CLIENTS)]
+        place = round % PASS_CLIENTS
+        clients = [(units if i == place else silent).to(device) for i in range(PASS_CLIENTS)]
         labels = [
             {what: stream_of(seed, what, game.name, round, i) for what in ("sampler", "noise")}
-            for i in range(CLIENTS)
+            for i in range(PASS_CLIENTS)
         ]
-        outputs = outputs_of_pass(setting, clients, labels, game.inject)
+        outputs = outputs_of_pass(setting, clients, labels, game.gradients)
         steps_with.append(outputs.pop(place))
         others += outputs
         tick()
@@ -390,12 +392,19 @@ def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
         return ((fraction - 0.5) * adaptive.expected_clients).numpy()
 
     moved = {
-        name: counts(name, Units(way * norm * setting.mechanism.clip_norm, COUNTED), ROUNDS)
-        for name, norm in (("count within the clip", 0.5), ("count beyond the clip", LENGTH))
+        name: counts(
+            name, Units(way * norm * setting.mechanism.clip_norm, COUNTED_UNITS), GAME_ROUNDS
+        )
+        for name, norm in (
+            ("count within the clip", 0.5),
+            ("count beyond the clip", LENGTH_OVER_CLIP),
+        )
     }
-    return Count(empty=counts("count of nobody", way[:0], COUNTS), moved=moved, units=COUNTED)
+    return Count(
+        empty=counts("count of nobody", way[:0], COUNTS_OF_NOBODY), moved=moved, units=COUNTED_UNITS
+    )
 
 
 def rounds_of_counts(setting: Setting) -> int:
     """How often ``counts_of`` reports progress."""
-    return 0 if setting.adaptive is None else 2 * ROUNDS + COUNTS
+    return 0 if setting.adaptive is None else 2 * GAME_ROUNDS + COUNTS_OF_NOBODY

@@ -1,241 +1,34 @@
-"""Checks of the noise itself, on outputs of units whose gradients are zero: those outputs are all
-noise.
+"""The noise of outputs that hold nothing else: those of units whose gradients are zero.
 
-They see what no score can: noise that is missing on some coordinates, drawn once and used again,
-smaller where no unit took part; and a unit that moves the outputs too far, in whatever direction.
-Every check is a test whose probability of accusing correct code is at most its ``significance``: 0
-for events that correct code does not give. Recorded outputs and what is stated are all that they
-read.
+The checks see what no score can: noise that is missing on some coordinates, drawn once and used
+again, or smaller where no unit took part.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.stats import beta, binom, chi2, kstest, norm, poisson
 
-from fedlsg.attacks.audit.games import Count, Game
+from fedlsg.attacks.audit.check import SIGNIFICANCE, Check, Outputs
+from fedlsg.attacks.audit.games import Game
 from fedlsg.attacks.audit.setting import Setting, found_ratio
-from fedlsg.attacks.audit.unit_mode import Recording
 
-SIGNIFICANCE = 1e-5
 SHAPE_SAMPLE = 100_000
+"""Values at most whose distribution is compared with the normal one."""
 TAIL = 3.0
 """Deviations from which on values are counted as a tail."""
-CELLS, LAST_CELL, FEWEST_OUTPUTS = 256, 256 * 8, 8
-"""Cells a deviation in which sizes of values are counted, the last one holds all that are larger;
-outputs that are compared, at the fewest.
-"""
+CELLS = 256
+"""Cells a deviation in which sizes of values are counted."""
+LAST_CELL = 8 * CELLS
+"""The cell of all values that are larger."""
+FEWEST_OUTPUTS = 8
+"""Outputs that ``check_values_used_once`` compares, at the fewest."""
 LAST_DIGITS = 6
-"""Binary digits of a float32 that ``digits`` looks at: fresh noise has all of them 0 in at most
-4 % of its values, sums of a few draws included.
+"""Binary digits of a float32 that ``check_digits`` looks at: fresh noise has all of them 0 in at
+most 4 % of its values, sums of a few draws included.
 """
-SLOPES = np.linspace(0.05, 12.0, 240)
-"""Of the exponentials tried by ``displacement``, in 1 / standard error."""
-
-Outputs = Float[np.ndarray, "rounds kept"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One check: whether it passed, and what was found, in words.
-
-    significance: the probability with which correct code is accused, at most.
-    """
-
-    name: str
-    passed: bool
-    says: str
-    significance: float = SIGNIFICANCE
-
-
-def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
-    """All checks of the unit mode: what was recorded, held to what ``setting.stated`` lets it
-    be.
-    """
-    measured = (
-        max(float(np.square(rows, dtype=np.float64).mean()) for rows in recording.silent.values())
-        ** 0.5
-    )
-    claim = {
-        "sample_rate": setting.stated.sample_rate,
-        "noise": max(setting.noise_std, measured) / setting.sensitivity,  # more noise is no breach
-        "weights": setting.weights,
-    }
-    return (
-        displacement(recording.moves, recording.included, rounds=setting.rounds, **claim),
-        length(
-            recording.alike,
-            recording.way,
-            units=recording.units,
-            sensitivity=setting.sensitivity,
-            **claim,
-        ),
-        *noise_checks(recording.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
-        *([] if setting.sums else [digits(recording.silent)]),  # a secure sum's are whole numbers
-        *grid_checks(recording.grid, noise_std=setting.noise_std),
-        *(check for game in recording.games for check in game_checks(game, **claim)),
-        *pass_checks(recording.games, setting),
-        *(
-            []
-            if recording.count is None
-            else count_checks(recording.silent, recording.count, setting)
-        ),
-    )
-
-
-def game_checks(
-    game: Game, *, sample_rate: float, noise: float, weights: Sequence[float]
-) -> list[Check]:
-    """No direction of a game is moved further than claimed, and its draws are new in each round."""
-    rounds, k = game.moves.shape
-    reach, moved = game.units * sample_rate * sum(weights), game.moves.mean(0)
-    spread = (noise / (reach * game.lengths)) ** 2
-    log_p, error = further(
-        moved, game.units * rounds, sample_rate=sample_rate, weights=weights, spread=spread / rounds
-    )
-    worst = int(log_p.argmin())
-    says = (
-        f"{game.units} units in each of {k} directions move the outputs by at most "
-        f"{moved[worst]:.3f} of what is claimed (standard error {error[worst]:.3f})"
-    )
-    passed = bool(log_p.min() >= np.log(SIGNIFICANCE / k))
-    moves = Check(name=f"sensitivity, {game.name}", passed=passed, says=says)
-    if game.name != "parts" or sample_rate == 1:
-        return [moves]
-    return [moves, fresh_draws(game, spread, sample_rate=sample_rate, weights=weights)]
-
-
-def fresh_draws(
-    game: Game, spread: Float[np.ndarray, " k"], *, sample_rate: float, weights: Sequence[float]
-) -> Check:
-    """Who takes part is drawn anew in each step, and for each unit by itself.
-
-    The rounds of a direction then differ by Bernoulli draws and noise whose variances are known.
-    Draws that are used again make them alike, draws that units share make them differ by more. A
-    normal test of the mean square on both sides, with the fourth moment of the sum of both. The
-    sum of all directions is tested, too, for draws that all units share.
-    """
-    rounds, k = game.moves.shape
-    q, shares = sample_rate, np.asarray(weights) / (sample_rate * sum(weights))
-    drawn = q * (1 - q) * float(np.square(shares).sum()) / game.units
-    # of a direction that the clip shortens more, such as one of a part with a clip of its own
-    drawn = drawn * (np.square(game.moves.mean(0)) - (drawn + spread) / rounds).clip(0, 1.5)
-    variance = drawn + spread
-    kurtosis = (drawn / variance) ** 2 * (1 - 6 * q * (1 - q)) / (q * (1 - q)) / game.units
-    squares = np.square(game.moves - game.moves.mean(0)).sum(0) / variance
-    ratio = float(squares.sum() / (rounds - 1) / k)
-    error = float(np.sqrt((2 + np.maximum(kurtosis, 0)).sum() / (rounds - 1)) / k)
-    together = game.moves.sum(1)
-    total = float(np.square(together - together.mean()).sum() / variance.sum())
-    p = min(2 * norm.sf(abs(ratio - 1) / error), 2 * chi2.sf(total, rounds - 1))
-    reused = float((spread / variance).mean())
-    says = (
-        f"rounds of one direction vary by {ratio:.3f} of what fresh draws and noise give (standard "
-        f"error {error:.3f}); draws of one round used in all of them would give {reused:.3f}"
-    )
-    return Check(name="fresh draws", passed=bool(p >= SIGNIFICANCE / 2), says=says)
-
-
-def pass_checks(games: Sequence[Game], setting: Setting) -> list[Check]:
-    """Outputs of clients that share a pass with another one's units are noise, as if alone: where
-    only a sum is private, each client's share of its noise.
-    """
-    checks, noise = [], setting.noise_std / setting.stated.honest**0.5
-    for game in games:
-        if game.elsewhere is not None:
-            rows = np.asarray(game.elsewhere, dtype=np.float64) / noise
-            checks += [
-                replace(check, name=f"{check.name}, next to {game.name}")
-                for check in (present(rows), deviation("all", rows), fresh(rows), excess(rows))
-            ]
-    return checks
-
-
-def excess(rows: Outputs) -> Check:
-    """Nothing but the claimed noise is in outputs of clients whose examples have no gradient.
-
-    The largest mean square of an output, against chi-squared of the noise that all of them have.
-    """
-    squares = np.square(rows).sum(1)
-    usual = max(1.0, float(np.median(squares)) / rows.shape[1])
-    p = float(chi2.sf(squares.max() / usual, rows.shape[1])) * len(rows)
-    says = f"the largest output is {np.sqrt(squares.max() / rows.shape[1]):.3f} noise deviations"
-    return Check(name="nothing of other clients", passed=bool(p >= SIGNIFICANCE), says=says)
-
-
-def digits(silent: Mapping[str, Outputs]) -> Check:
-    """Noise has all of the digits of its type: what numbers of 16 bits round off would show the
-    sum.
-
-    A sum of such noises has more digits than one of them, and its last ones are still 0 (of 30
-    clients those of nine values in ten).
-    """
-    values = np.concatenate(
-        [np.asarray(rows, dtype=np.float32).ravel() for rows in silent.values()]
-    )
-    last = values[values != 0].view(np.uint32) & (2**LAST_DIGITS - 1)
-    share = float(np.mean(last == 0)) if len(last) else 0.0
-    says = (
-        f"the last {LAST_DIGITS} of 24 binary digits are 0 in {100 * share:.2g} % of the values "
-        f"({100 / 2**LAST_DIGITS:.2g} % by chance)"
-    )
-    return Check(name="digits of the noise", passed=share < 0.5, says=says)
-
-
-def count_checks(silent: Mapping[str, Outputs], count: Count, setting: Setting) -> list[Check]:
-    """The noisy count of an adaptive clip: it is a release of its own, next to the sum.
-
-    Together they have the noise multiplier z with 1 / z^2 = 1 / z_sum^2 + 1 / (2 sigma_b)^2, both
-    measured, each at half of the significance; and one client moves the count by 1/2 at most.
-    """
-    adaptive, q = setting.adaptive, setting.stated.sample_rate
-    assert adaptive is not None
-    rows = np.concatenate(list(silent.values())) / setting.sensitivity
-    level = SIGNIFICANCE / 2
-    of_sum = np.sqrt(float(np.square(rows).sum()) / chi2.isf(1 - level, rows.size))
-    squares = float(np.square(count.empty - count.empty.mean()).sum())
-    of_count = np.sqrt(squares / chi2.isf(1 - level, len(count.empty) - 1)) * 2
-    both = 0.0 if not of_count else float((of_sum**-2.0 + of_count**-2.0) ** -0.5)
-    needed = setting.stated.noise_multiplier
-    checks = [
-        Check(
-            name="noise of the count",
-            passed=both >= needed,
-            says=f"sum and count together have a noise multiplier of at most {both:.4f}, the claim "
-            f"needs {needed:.4f}",
-        ),
-        replace(unrepeated(count.empty[None]), name="fresh noise of the count"),
-    ]
-    noise = max(adaptive.count_noise, float(count.empty.std())) * 2
-    for name, moved in count.moved.items():
-        reach = count.units * q / 2
-        far = np.array([abs(float(moved.mean())) / reach])
-        log_p, error = further(
-            far,
-            count.units * len(moved),
-            sample_rate=q,
-            weights=[1.0],
-            spread=(noise / 2 / reach) ** 2 / len(moved),
-        )
-        says = f"a client moves the count by {far[0] / 2:.3f} (standard error {error / 2:.3f})"
-        passed = bool(log_p.min() >= np.log(level))
-        checks.append(Check(name=f"sensitivity, {name}", passed=passed, says=says))
-    return checks
-
-
-def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
-    """What a rotation hides, on the integers that are added up: noise that is missing, or used
-    twice.
-    """
-    if not grid:
-        return []
-    rows = (
-        np.concatenate([np.asarray(some, dtype=np.float64) for some in grid.values()]) / noise_std
-    )
-    checks = [check(rows) for check in (everywhere, fresh, unrepeated)]
-    return [replace(check, name=f"{check.name}, on the grid") for check in checks]
 
 
 def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) -> list[Check]:
@@ -253,136 +46,56 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
     scaled = {name: np.asarray(rows, dtype=np.float64) / noise_std for name, rows in silent.items()}
     every = np.concatenate(list(scaled.values()))
     return [
-        present(every),
-        everywhere(every),
-        *(deviation(name, rows) for name, rows in {**scaled, "all": every}.items()),
-        fresh(every),
-        unrepeated(every),
-        normal(every.ravel()),
-        tails(every.ravel()),
-        unequal(every),
+        check_noise_present(every),
+        check_every_coordinate(every),
+        *(check_deviation(name, rows) for name, rows in {**scaled, "all": every}.items()),
+        check_fresh_noise(every),
+        check_no_repeats(every),
+        check_normal(every.ravel()),
+        check_tails(every.ravel()),
+        check_values_used_once(every),
     ]
 
 
-def displacement(
-    moves: Float[np.ndarray, " m"],
-    included: Bool[np.ndarray, " m"],
-    *,
-    sample_rate: float,
-    rounds: int,
-    noise: float,
-    weights: Sequence[float] = (1.0,),
-) -> Check:
-    """Canaries that are in move the outputs no further than the claimed sensitivity and sample rate
-    let them.
-
-    ``moves`` as in ``unit_mode.Recording``: the mean of those in less that of those out is at most
-    1. ``noise``: the claimed deviation of an output along a canary, over the canary's length;
-    ``weights``: those of the local steps.
-    Nothing is estimated: if the claim is true, that difference is a sum of Bernoulli draws and of
-    normal noise whose moments are known, and Chernoff's bound on its tail (any t > 0 in it gives
-    one) holds for any number of canaries, rounds, and rate. It is at most some ten times the tail
-    itself, and costs power: 4.8 standard errors where a normal test needs 4.3. Assumes orthogonal
-    canaries, as ``shipped.make_canaries`` gives under a joint clip.
+def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
+    """What a rotation hides, on the integers that are added up: noise that is missing, or used
+    twice.
     """
-    members, others = int(included.sum()), int((~included).sum())
-    if not members or not others:
-        return Check(name="sensitivity", passed=True, says="no canaries of both kinds")
-    moved = float(moves[included].mean() - moves[~included].mean())
-    spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)
-    log_p, error = further(
-        moved, members * rounds, sample_rate=sample_rate, weights=weights, spread=spread
-    )
-    says = (
-        f"a canary moves the outputs by {moved:.3f} of what is claimed (standard error {error:.3f})"
-    )
-    return Check(name="sensitivity", passed=bool(log_p >= np.log(SIGNIFICANCE)), says=says)
+    if not grid:
+        return []
+    values = np.concatenate([np.asarray(rows, dtype=np.float64) for rows in grid.values()])
+    rows = values / noise_std
+    checks = [check_every_coordinate(rows), check_fresh_noise(rows), check_no_repeats(rows)]
+    return [replace(check, name=f"{check.name}, on the grid") for check in checks]
 
 
-def length(
-    alike: Outputs,
-    way: Float[np.ndarray, " kept"],
-    *,
-    units: int,
-    sensitivity: float,
-    sample_rate: float,
-    noise: float,
-    weights: Sequence[float],
-) -> Check:
-    """n equal units move an output by n times the sensitivity at most, in any direction, and as
-    often as q says.
-
-    By the triangle inequality, in two directions, each with half of the significance: their own
-    clipped gradient, which is ``way``; and the one that every other output goes, of which the
-    others are asked how far they go in it. Many units are far above the noise, so that a small
-    excess is found.
+def pass_checks(games: Sequence[Game], setting: Setting) -> list[Check]:
+    """Outputs of clients that share a pass with another one's units are noise, as if alone: where
+    only a sum is private, each client's share of its noise.
     """
-    rows = np.asarray(alike, dtype=np.float64)
-    guide, lengths = rows[::2].mean(0), []
-    for part, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
-        norm = float(np.linalg.norm(direction))
-        if norm and len(part):
-            reach = units * sample_rate * sum(weights)
-            moved, spread = (
-                float((part @ direction).mean()) / norm / sensitivity / reach,
-                noise**2 / reach**2,
+    checks = []
+    noise_std = setting.noise_std / setting.stated.honest**0.5
+    for game in games:
+        if game.elsewhere is not None:
+            rows = np.asarray(game.elsewhere, dtype=np.float64) / noise_std
+            found = (
+                check_noise_present(rows),
+                check_deviation("all", rows),
+                check_fresh_noise(rows),
+                check_nothing_of_others(rows),
             )
-            spread /= len(part)
-            lengths.append(
-                (
-                    *further(
-                        moved,
-                        units * len(part),
-                        sample_rate=sample_rate,
-                        weights=weights,
-                        spread=spread,
-                    ),
-                    moved,
-                )
-            )
-    log_p, error, moved = min(lengths)
-    says = (
-        f"{units} equal units move the outputs by {moved:.3f} of what is claimed (standard error "
-        f"{error:.3f})"
-    )
-    return Check(
-        name="sensitivity of many", passed=bool(log_p >= np.log(SIGNIFICANCE / 2)), says=says
-    )
+            checks += [replace(check, name=f"{check.name}, next to {game.name}") for check in found]
+    return checks
 
 
-def further(
-    moved: float | Float[np.ndarray, " k"],
-    draws: int,
-    *,
-    sample_rate: float,
-    weights: Sequence[float],
-    spread: float | Float[np.ndarray, " k"],
-) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k"]]:
-    """Log of the bound on the probability of moving so far, and the standard error, if the claim is
-    true.
-
-    ``draws``: units times rounds, in each of which a unit takes part with probability q; the mean
-    is 1. ``spread``: the variance from the noise.
-    """
-    shares = np.asarray(weights) / (sample_rate * sum(weights))
-    drawn = sample_rate * (1 - sample_rate) * float(np.square(shares).sum()) / draws
-    error = np.sqrt(np.asarray(spread + drawn))
-    t = SLOPES / error[..., None]
-    absent = np.log1p(-sample_rate) if sample_rate < 1 else -np.inf
-    slopes = t[..., None] * shares / draws
-    taking = np.logaddexp(absent, np.log(sample_rate) + slopes).sum(-1)
-    spread, moved = np.asarray(spread)[..., None], np.asarray(moved)[..., None]
-    return (draws * taking + t**2 * spread / 2 - t * moved).min(-1), error
-
-
-def present(rows: Outputs) -> Check:
+def check_noise_present(rows: Outputs) -> Check:
     """No output is without any noise: that of an empty batch has as much as any other."""
     empty = int((np.abs(rows).max(1) == 0).sum())
     says = f"{empty} of {len(rows)} outputs of clients with zero gradients are exactly zero"
     return Check(name="noise present", passed=empty == 0, says=says, significance=0.0)
 
 
-def everywhere(rows: Outputs) -> Check:
+def check_every_coordinate(rows: Outputs) -> Check:
     """Every sent coordinate has the claimed noise: the smallest sum of squares against chi-squared,
     all tested at once.
 
@@ -396,7 +109,7 @@ def everywhere(rows: Outputs) -> Check:
     return Check(name="noise on every coordinate", passed=thin == 0, says=says)
 
 
-def deviation(name: str, rows: Outputs) -> Check:
+def check_deviation(name: str, rows: Outputs) -> Check:
     """The deviation over all values of one client, not significantly below the claimed one.
 
     More noise than claimed is no breach of privacy and passes; the text shows it.
@@ -415,7 +128,7 @@ def deviation(name: str, rows: Outputs) -> Check:
     )
 
 
-def fresh(rows: Outputs) -> Check:
+def check_fresh_noise(rows: Outputs) -> Check:
     """No two outputs share noise: their correlations against N(0, 1 / kept), all pairs tested at
     once.
     """
@@ -424,12 +137,12 @@ def fresh(rows: Outputs) -> Check:
     if len(units) < 2:
         return Check(name="fresh noise", passed=True, says="fewer than two outputs to compare")
     inner = np.abs(units @ units.T)[np.triu_indices(len(units), 1)]
-    p = _two_sided(float(inner.max()), rows.shape[1]) * len(inner)
+    p = correlation_p(float(inner.max()), rows.shape[1]) * len(inner)
     says = f"largest correlation of two of {len(units)} outputs is {inner.max():.4f}"
     return Check(name="fresh noise", passed=bool(p >= SIGNIFICANCE), says=says)
 
 
-def unrepeated(rows: Outputs) -> Check:
+def check_no_repeats(rows: Outputs) -> Check:
     """No output repeats its noise within itself at any distance: the circular autocorrelation, all
     lags at once.
     """
@@ -445,12 +158,12 @@ def unrepeated(rows: Outputs) -> Check:
     correlation = np.abs(lagged[1 : kept // 2 + 1]) / lagged[0]
     # The lag of kept / 2 counts every product twice: its variance is doubled, and all are tested as
     # if theirs were.
-    p = _two_sided(float(correlation.max()), rows.size / 2) * len(correlation)
+    p = correlation_p(float(correlation.max()), rows.size / 2) * len(correlation)
     says = f"largest correlation of an output with itself at a distance is {correlation.max():.4f}"
     return Check(name="noise without repeats", passed=bool(p >= SIGNIFICANCE), says=says)
 
 
-def normal(values: Float[np.ndarray, " n"]) -> Check:
+def check_normal(values: Float[np.ndarray, " n"]) -> Check:
     """The shape of the noise: Kolmogorov-Smirnov against a normal of the measured deviation, on
     distinct values.
     """
@@ -461,7 +174,7 @@ def normal(values: Float[np.ndarray, " n"]) -> Check:
     return Check(name="normal noise", passed=bool(p >= SIGNIFICANCE), says=says)
 
 
-def tails(values: Float[np.ndarray, " n"]) -> Check:
+def check_tails(values: Float[np.ndarray, " n"]) -> Check:
     """The tails of the noise, beyond what a distribution function shows: how many values there are
     beyond ``TAIL`` deviations, and how large the largest is, neither too few nor too many.
 
@@ -487,7 +200,7 @@ def tails(values: Float[np.ndarray, " n"]) -> Check:
     return Check(name="tails of the noise", passed=bool(min(p) >= SIGNIFICANCE / 3), says=says)
 
 
-def unequal(rows: Outputs) -> Check:
+def check_values_used_once(rows: Outputs) -> Check:
     """No value is used again, with either sign and in whatever place: within an output, and in
     another one of any round or client.
 
@@ -522,5 +235,37 @@ def unequal(rows: Outputs) -> Check:
     return Check(name="no value used again", passed=passed, says=says)
 
 
-def _two_sided(correlation: float, degrees: float) -> float:
+def check_digits(silent: Mapping[str, Outputs]) -> Check:
+    """Noise has all of the digits of its type: what numbers of 16 bits round off would show the
+    sum.
+
+    A sum of such noises has more digits than one of them, and its last ones are still 0 (of 30
+    clients those of nine values in ten).
+    """
+    values = np.concatenate(
+        [np.asarray(rows, dtype=np.float32).ravel() for rows in silent.values()]
+    )
+    last = values[values != 0].view(np.uint32) & (2**LAST_DIGITS - 1)
+    share = float(np.mean(last == 0)) if len(last) else 0.0
+    says = (
+        f"the last {LAST_DIGITS} of 24 binary digits are 0 in {100 * share:.2g} % of the values "
+        f"({100 / 2**LAST_DIGITS:.2g} % by chance)"
+    )
+    return Check(name="digits of the noise", passed=share < 0.5, says=says)
+
+
+def check_nothing_of_others(rows: Outputs) -> Check:
+    """Nothing but the claimed noise is in outputs of clients whose examples have no gradient.
+
+    The largest mean square of an output, against chi-squared of the noise that all of them have.
+    """
+    squares = np.square(rows).sum(1)
+    usual = max(1.0, float(np.median(squares)) / rows.shape[1])
+    p = float(chi2.sf(squares.max() / usual, rows.shape[1])) * len(rows)
+    says = f"the largest output is {np.sqrt(squares.max() / rows.shape[1]):.3f} noise deviations"
+    return Check(name="nothing of other clients", passed=bool(p >= SIGNIFICANCE), says=says)
+
+
+def correlation_p(correlation: float, degrees: float) -> float:
+    """The probability of so large a correlation of independent normal values, of either sign."""
     return float(2 * norm.sf(correlation * np.sqrt(degrees)))

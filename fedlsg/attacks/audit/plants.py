@@ -16,8 +16,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from fedlsg.attacks.audit.injection import ghost_layers
+from fedlsg.attacks.audit.outputs import can_pass
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import can_pass, ghost_layers
 from fedlsg.config.mechanisms import gaussian
 from fedlsg.gradients import GhostGradients
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
@@ -34,8 +35,8 @@ HOMES = {
     "add_noise": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
     "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
     "clipped_sum": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
-    "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.shipped"),
-    "plan_release": ("fedlsg.attacks.audit.shipped",),
+    "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.outputs"),
+    "plan_release": ("fedlsg.attacks.audit.outputs",),
     "rotate": ("fedlsg.secure_sum.discrete.sum_release",),
     "gaussian": ("fedlsg.training.client_level",),
     "clipped_sums": ("fedlsg.training.one_pass",),

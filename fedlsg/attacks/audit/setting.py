@@ -27,19 +27,19 @@ from fedlsg.training.local_training import gains
 
 ALARM, MISS = 1e-6, 1e-3
 Z = float(-ndtri(ALARM) - ndtri(MISS))
-RATIO = 0.97
+FOUND_NOISE_RATIO = 0.97
 """Noise of this share of the claimed deviation is found, and the noise of one client that is left
 out of a sum.
 """
-EFFECT = 0.25
+FOUND_EXCESS = 0.25
 """A canary that moves an output by a quarter more than claimed is found."""
 FEWEST_ROUNDS, MOST_VALUES = 32, 2**26
 """Silent outputs at the fewest; random values of all clients in them at the most, which take about
 a minute.
 """
-FEWEST, MOST, MOST_STEPS = 200, 5000, 5_000
+MIN_CANARIES, MAX_CANARIES, MAX_CLIENT_STEPS = 200, 5000, 5_000
 """Canaries; and steps of clients that they take at the most, unless the fewest take more."""
-MOST_ALIKE, LARGEST = 512, 2**24
+MOST_ALIKE, MAX_ALIKE_NUMBERS = 512, 2**24
 """Equal units, and numbers in their gradients."""
 
 MOST_OF_CLIENT, LARGEST_OF_CLIENT = 256, 2**26
@@ -103,10 +103,10 @@ def step_weights(local: LocalTraining) -> list[float]:
 
 def ratio(setting: Setting) -> float:
     """The largest share of the claimed deviation that should be found: one client's noise less, or
-    ``RATIO``.
+    ``FOUND_NOISE_RATIO``.
     """
     h = setting.stated.honest
-    return max(RATIO, math.sqrt((h - 1) / h)) if h > 1 else RATIO
+    return max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h)) if h > 1 else FOUND_NOISE_RATIO
 
 
 def silent_rounds(setting: Setting) -> int:
@@ -122,16 +122,18 @@ def found_ratio(values: int) -> float:
 
 
 def canaries(setting: Setting) -> int:
-    """Canaries: half of them in and half out, the difference of their means within EFFECT / z."""
+    """Canaries: half in and half out, the difference of their means within FOUND_EXCESS / z."""
     stated, weight = setting.stated, sum(setting.weights)
     q, noise = stated.sample_rate, setting.noise_std / setting.sensitivity
     variance = (noise / (q * weight)) ** 2 / setting.rounds * 4
     drawn = 2 * (1 - q) / q * sum(w * w for w in setting.weights) / weight**2 / setting.rounds
-    wanted = min(max(math.ceil((variance + drawn) * (Z / EFFECT) ** 2), FEWEST), MOST)
+    wanted = min(
+        max(math.ceil((variance + drawn) * (Z / FOUND_EXCESS) ** 2), MIN_CANARIES), MAX_CANARIES
+    )
     each = max(spread(wanted, setting.frame.kept, most=most_units(setting)))
     steps = max(stated.members, math.ceil(q * each)) if stated.trust == "server" else stated.members
-    series = max(1, MOST_STEPS // (setting.rounds * steps))
-    return min(wanted, max(FEWEST, each * series))
+    series = max(1, MAX_CLIENT_STEPS // (setting.rounds * steps))
+    return min(wanted, max(MIN_CANARIES, each * series))
 
 
 def most_units(setting: Setting) -> int | None:
@@ -145,7 +147,7 @@ def alike_units(setting: Setting) -> int:
     """Equal units in one output: no more than a sum is planned for, and at client level one each
     honest client.
     """
-    stated, room = setting.stated, max(1, LARGEST // setting.frame.kept)
+    stated, room = setting.stated, max(1, MAX_ALIKE_NUMBERS // setting.frame.kept)
     if setting.sums is None:
         return min(MOST_ALIKE, room)
     if most_units(setting):

@@ -28,17 +28,17 @@ Delta = Annotated[float, Setting(above=0, below=1, why="no claim, no audit")]
 SampleRate = Annotated[float, Setting(above=0, at_most=1)]
 Steps = Annotated[int, Setting(at_least=1)]
 
-ERROR = 1e-3
+LEAST_NOISE_ERROR = 1e-3
 """Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because
 of it.
 """
 CELLS, MOST_CELLS = 40, 2**22
 """Cells of the loss grid in one deviation of L, and its largest size."""
-TILT, RARE = 200.0, 1e-18
+MAX_TILT, NEGLIGIBLE_CHANCE = 200.0, 1e-18
 """Largest theta, and a probability that counts as none."""
-REACH = 14.0
+GRID_DEVIATIONS = 14.0
 """Deviations of the noise, and of the loss, that the grids reach."""
-SMALLEST, LARGEST = 1e-3, 1e6
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 1e-3, 1e6
 """Noise multipliers that are searched."""
 
 
@@ -46,8 +46,11 @@ SMALLEST, LARGEST = 1e-3, 1e6
 class Stated:
     """The threat model and the claim, as a user states them.
 
-    ``clients``: K. ``min_survivors``: m. ``colluders``: t. ``epsilon`` at ``delta``: claimed for
-    ``steps`` releases, in each of which a unit takes part with probability ``sample_rate``.
+    ``clients``: K.
+    ``min_survivors``: m.
+    ``colluders``: t.
+    ``epsilon`` at ``delta``: claimed for ``steps`` releases, in each of which a unit takes part
+        with probability ``sample_rate``.
     Raises ValueError without a claim, or without a client whose noise is unknown to the readers.
     """
 
@@ -117,17 +120,17 @@ def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) ->
 
     Raises ValueError where no multiplier that is searched is enough.
     """
-    low, high = math.log(SMALLEST), math.log(LARGEST)
-    if delta_of(epsilon, sample_rate, LARGEST, steps) > delta:
+    low, high = math.log(MIN_NOISE_MULTIPLIER), math.log(MAX_NOISE_MULTIPLIER)
+    if delta_of(epsilon, sample_rate, MAX_NOISE_MULTIPLIER, steps) > delta:
         raise ValueError(
-            f"no noise multiplier up to {LARGEST:g} gives {epsilon=} at {delta=} after {steps} "
-            "steps"
+            f"no noise multiplier up to {MAX_NOISE_MULTIPLIER:g} gives {epsilon=} at {delta=} "
+            f"after {steps} steps"
         )
-    while high - low > ERROR / 10:
+    while high - low > LEAST_NOISE_ERROR / 10:
         middle = (low + high) / 2
         private = delta_of(epsilon, sample_rate, math.exp(middle), steps) <= delta
         low, high = (low, middle) if private else (middle, high)
-    return math.exp(low) * (1 - ERROR)
+    return math.exp(low) * (1 - LEAST_NOISE_ERROR)
 
 
 def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps: int) -> float:
@@ -142,7 +145,7 @@ def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps:
         return float(ndtr(mu / 2 - epsilon / mu)) - math.exp(min(epsilon, 700)) * float(
             ndtr(-mu / 2 - epsilon / mu)
         )
-    edges = np.linspace(-REACH, REACH + 1 / noise_multiplier, 30_001)
+    edges = np.linspace(-GRID_DEVIATIONS, GRID_DEVIATIONS + 1 / noise_multiplier, 30_001)
     centre = (edges[1:] + edges[:-1]) / 2
     without = np.diff(ndtr(edges))
     shifted = np.diff(ndtr(edges - 1 / noise_multiplier))
@@ -168,7 +171,7 @@ def _composed(
 
     theta = float(
         minimize_scalar(
-            lambda x: steps * log_mgf(x) - x * epsilon, bounds=(0, TILT), method="bounded"
+            lambda x: steps * log_mgf(x) - x * epsilon, bounds=(0, MAX_TILT), method="bounded"
         ).x
     )
     scale = log_mgf(theta)
@@ -179,7 +182,9 @@ def _composed(
     spread = math.sqrt(float(law @ np.square(loss - mean)))
     if spread == 0:
         return 0.0
-    reach = REACH * spread * math.sqrt(steps) + float(np.abs(loss[law > RARE] - mean).max())
+    reach = GRID_DEVIATIONS * spread * math.sqrt(steps) + float(
+        np.abs(loss[law > NEGLIGIBLE_CHANCE] - mean).max()
+    )
     width = max(spread / CELLS, 2 * reach / MOST_CELLS)
     size = 1 << math.ceil(math.log2(2 * reach / width + 2))
     place = np.clip((loss - mean) / width, -size / 2, size / 2 - 2)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from fedlsg.attacks.audit.noise_checks import SIGNIFICANCE, Check
+from fedlsg.attacks.audit.check import SIGNIFICANCE, Check
 from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.attacks.audit.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation
@@ -26,8 +26,8 @@ from fedlsg.privacy import clipped_sum
 from fedlsg.tensors import each
 from fedlsg.training import per_unit
 
-COMPARED = 256
-MASKED = 1.5
+MAX_COMPARED_PAYLOADS = 256
+MASKING_SQUARE = 1.5
 """Mean square of residuals, in that of the noise, above which used noise no longer brings two of
 them together.
 """
@@ -37,11 +37,12 @@ them together.
 class Payload:
     """One payload looked at.
 
-    components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual:
-    (kept,) payload less the expected sum, over the deviation of the noise. With the way that the
-    included canaries move the sum, in the same unit: ``moved`` is the product of residual and way,
-    ``expected`` of the way with itself, and ``variance`` that
-    of the first if the claim is true, given the past: from the noise, and from who took part.
+    components: (m,) along each canary, in what it adds.
+    lengths: (m,) of what it adds.
+    residual: (kept,) payload less the expected sum, over the deviation of the noise. With the way
+        that the included canaries move the sum, in the same unit: ``moved`` is the product of
+        residual and way, ``expected`` of the way with itself, and ``variance`` that of the first if
+        the claim is true, given the past: from the noise, and from who took part.
     """
 
     components: Float[Tensor, " m"]
@@ -183,11 +184,11 @@ def fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     chi-squared, so that central chi-squared bounds its lower tail; the same for r_b + r_a. All
     pairs and both signs are tested at once. Noise used twice cancels, and leaves the difference of
     what the two batches add: twice a payload's own, on average.
-    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which
-    ``says`` reports. Noise of half the claimed deviation fails here, too, where it is not masked:
-    two such payloads are as close.
+    No power where that is no shorter than noise: residuals of a mean square above
+    ``MASKING_SQUARE``, which ``says`` reports. Noise of half the claimed deviation fails here, too,
+    where it is not masked: two such payloads are as close.
     """
-    chosen = list(residuals)[-COMPARED:]
+    chosen = list(residuals)[-MAX_COMPARED_PAYLOADS:]
     groups = [
         np.stack([residual for residual in chosen if len(residual) == kept])
         for kept in sorted(set(map(len, chosen)))
@@ -202,7 +203,7 @@ def fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
         f"the nearest of {pairs} pairs of payloads are {apart:.3f} noise deviations apart, about 1 "
         "is the least"
     )
-    if np.mean([np.square(residual).mean() for residual in chosen]) > MASKED:
+    if np.mean([np.square(residual).mean() for residual in chosen]) > MASKING_SQUARE:
         says += (
             "; no power here: what the batches add would keep payloads of the same noise as far "
             "apart"

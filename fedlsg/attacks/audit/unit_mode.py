@@ -2,7 +2,7 @@
 shipped code.
 
 A unit is an example, or at client level a client. The auditor may do the most that the claim
-allows: it chooses the gradients (or updates), sees every output of ``shipped`` before anything is
+allows: it chooses the gradients (or updates), sees every output of ``outputs`` before anything is
 made of it, and knows mask, clip, sigma and q. Which canaries are in, and the noise, are secret.
 """
 
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fedlsg.attacks.audit.canaries import make_canaries
 from fedlsg.attacks.audit.coverage import counted
 from fedlsg.attacks.audit.games import (
     Count,
@@ -29,8 +30,8 @@ from fedlsg.attacks.audit.games import (
     rounds_of_counts,
     stream_of,
 )
+from fedlsg.attacks.audit.outputs import Output
 from fedlsg.attacks.audit.setting import Setting, alike_units, most_units, silent_rounds, spread
-from fedlsg.attacks.audit.shipped import Output, make_canaries
 from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
@@ -38,7 +39,7 @@ SILENT = {"one": 1, "many": 64}
 zeros.
 """
 ALIKE_ROUNDS = 16
-"""Outputs with equal units, for ``checks.length``."""
+"""Outputs with equal units, for ``check_equal_units``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,12 +47,14 @@ class Recording:
     """What the outputs say of each canary, which are ``included``, and the outputs of silent units
     by name.
 
-    scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the
-    canary, over what a
-    canary that is in may add on average: 1 is expected of those in and 0 of those out.
+    scores: (m,) higher for canaries that were in.
+    moves: (m,) how far the outputs went along the canary, over what a canary that is in may add on
+        average: 1 is expected of those in and 0 of those out.
     grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
-    alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped
-    gradient of one. games, count: of ``games``. paths: how often each path ran (``coverage``).
+    alike: outputs in which ``units`` equal units took part, at the sample rate.
+    alike_gradient: the clipped gradient of one.
+    games, count: of ``games``.
+    paths: how often each path ran (``coverage``).
     """
 
     scores: Float[np.ndarray, " m"]
@@ -60,7 +63,7 @@ class Recording:
     silent: dict[str, Float[np.ndarray, "rounds kept"]]
     grid: dict[str, Float[np.ndarray, "rounds kept"]]
     alike: Float[np.ndarray, "rounds kept"]
-    way: Float[np.ndarray, " kept"]
+    alike_gradient: Float[np.ndarray, " kept"]
     units: int
     games: tuple[Game, ...]
     count: Count | None
@@ -151,7 +154,7 @@ def _record(
         grid=grid,
         alike=alike.numpy(),
         units=units,
-        way=canary.clipped[0].numpy(),
+        alike_gradient=canary.clipped[0].numpy(),
         games=played,
         count=counts_of(setting, seed, tick),
         paths=paths,

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from fedlsg.accounting import Event
 from fedlsg.attacks.audit.bounds import (
-    GUESSED,
+    GUESSED_SHARES,
     Guesses,
     Least,
     f_dp_p_value,
@@ -26,14 +26,14 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     subsampled,
 )
-from fedlsg.attacks.audit.noise_checks import Check
+from fedlsg.attacks.audit.check import Check
 from fedlsg.attacks.audit.stated import Delta, Epsilon, SampleRate, Stated, Steps
 from fedlsg.attacks.metrics import Rate, auc
 from fedlsg.config import Setting, check_declared
 
 SIGNIFICANCE = 1e-3
 """Of each bound: both are stated at 99.9 % confidence."""
-STRONGEST, WEAKEST = 5.0, 8.0
+STRONGEST_CURVE, WEAKEST_CURVE = 5.0, 8.0
 """The f-DP bound looks from 2^5 times the claimed noise multiplier down to 2^-3 times."""
 
 
@@ -145,7 +145,7 @@ def judge(
     """Figures from a score of each canary and whether it is ``included``. Scores may depend on
     outputs only.
     """
-    guesses = [guess(scores, included, share) for share in GUESSED]
+    guesses = [guess(scores, included, share) for share in GUESSED_SHARES]
     return Verdict(
         claim=claim,
         one_run=one_run(guesses, claim),
@@ -189,7 +189,7 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     least, _ = curve(claim.noise_multiplier)
     p_values = [f_dp_p_value(of_share, least) for of_share in guesses]
     refutes = min(p_values) < level
-    weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST, tolerance=2e-3)
+    weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST_CURVE, tolerance=2e-3)
     best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
     # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of
@@ -201,7 +201,7 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
 
 def noise_at(weakness: float, claim: Claim) -> float:
     """Noise multipliers from 32 times the claimed one (weakness 0), halved by every unit."""
-    return claim.noise_multiplier * 2 ** (STRONGEST - weakness)
+    return claim.noise_multiplier * 2 ** (STRONGEST_CURVE - weakness)
 
 
 def estimate(

@@ -2,18 +2,16 @@
 classifier.
 
 Symbols: g (m,) gradient at the layer's output, x (n,) its input, v = L^T g (r,), s noise deviation.
-    right = v x^T, bias = g    =>    x = right^T v / |v|^2      (Phong et al. 2018 for dense
-                               gradients, where v = g)
+    right = v x^T, bias = g    =>    x = right^T v / |v|^2
+    (Phong et al. 2018 for dense gradients, where v = g)
 A clip factor, a learning rate and several local steps on the same example multiply v and cancel.
 Masked columns of ``right`` are not in the equation. Without a bias right = v x^T is the same for (v
 / t, t x). The other layers are not: of all t x, replayed through the client's own step under a
 label, the one that gives what was received is the input.
 
 The classifier, which methods send dense: c classes, p (B, c) softmax outputs, f (B, h) its inputs
-("penultimate
-features"), y labels.
-    db = sum_i w_i (p_i - e_y_i)          dW = sum_i w_i (p_i - e_y_i) f_i^T          w_i clip
-                                          factors
+("penultimate features"), y labels.
+    db = sum_i w_i (p_i - e_y_i)      dW = sum_i w_i (p_i - e_y_i) f_i^T      w_i clip factors
 Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao
 et al. 2020): other losses of classes are tried, and refused where they do not.
 """
@@ -90,10 +88,8 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
     v = None if g is None else layer.outer(g)
     if g is None or v is None or bool(v.isnan().all()):
         x, residual = direction(layer.right)
-        x, note = (
-            fit_range(x, prior),
-            "direction from the gradient, sign and scale from the prior's range",
-        )
+        x = fit_range(x, prior)
+        note = "direction from the gradient, sign and scale from the prior's range"
         return Guess(
             inputs=x.reshape(1, *prior.shape), objective=residual, scale_open=True, note=note
         )

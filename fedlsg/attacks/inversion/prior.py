@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlsg.attacks.observation import Guess, Knowledge, Observation, ThreatModel
 from fedlsg.frame.forms import TANGENT
 
-SHRINKAGE = 0.1
+COVARIANCE_SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +114,8 @@ class Spread:
 
     It has k d numbers for k public images, and never d^2: those of an image of 224 pixels a side
     would be 181 GB.
-    variance: of the directions in which public images do not differ. factors: (k, d).
+    variance: of the directions in which public images do not differ.
+    factors: (k, d).
     """
 
     variance: float
@@ -134,9 +135,10 @@ class Spread:
 
 
 def spread_of(off: Float[Tensor, "k d"]) -> Spread:
-    """The spread of public images around their mean: their covariance, mixed with SHRINKAGE times
-    the mean variance on the diagonal, so that pixels which never change in public may still change.
+    """The spread of public images around their mean: their covariance, shrunk.
 
+    It is mixed with COVARIANCE_SHRINKAGE times the mean variance on the diagonal, so that pixels
+    which never change in public may still change.
     By Woodbury's identity only a matrix of k^2 numbers is inverted. Raises ValueError for images
     that do not differ.
     """
@@ -146,10 +148,10 @@ def spread_of(off: Float[Tensor, "k d"]) -> Spread:
             "expected public images that differ: nothing can be said about their spread"
         )
     small = off @ off.mT
-    small.diagonal().add_(SHRINKAGE * level * len(off) / (1 - SHRINKAGE))
+    small.diagonal().add_(COVARIANCE_SHRINKAGE * level * len(off) / (1 - COVARIANCE_SHRINKAGE))
     root = torch.linalg.cholesky(small)
     factors = torch.linalg.solve_triangular(root, off, upper=False)
-    return Spread(variance=float(SHRINKAGE * level), factors=factors)
+    return Spread(variance=float(COVARIANCE_SHRINKAGE * level), factors=factors)
 
 
 def prior_from(

@@ -180,8 +180,9 @@ def _received(observation: Observation, key: tuple[str, str]) -> Received | None
 class Ratio:
     """Least squares of every column of right = v x^T in x alone, v being known.
 
-    x: NaN where no coordinate with v in it was sent. residual: norm of right - v x^T over norm of
-    right: 0 for one example without noise, larger for several examples.
+    x: NaN where no coordinate with v in it was sent.
+    residual: norm of right - v x^T over norm of right: 0 for one example without noise, larger for
+        several examples.
     """
 
     x: Float[Tensor, " n"]

@@ -27,7 +27,7 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 
 Units = Float[Tensor, "rows batch"]
 
-DRAWS, MOST_DRAWS = 2048, 100_000
+SUBSETS_AT_ONCE, MOST_DRAWS = 2048, 100_000
 """Subsets of B - 1 rows in one go, so that memory stays small; at the most: 2^B times a few are
 enough while half of the neurons are on."""
 
@@ -38,9 +38,10 @@ INDEPENDENT = 1e-3
 class Tolerances(NamedTuple):
     """What counts as zero.
 
-    rank: singular values below this share of the largest are noise; zero: entries of P a below this
-    share of its largest are zeros; sharp: rows whose least singular value is below this share of
-    the largest are too close to dependent for their null vector.
+    rank: singular values below this share of the largest are noise.
+    zero: entries of P a below this share of its largest are zeros.
+    sharp: rows whose least singular value is below this share of the largest are too close to
+        dependent for their null vector.
     """
 
     rank: float
@@ -48,7 +49,7 @@ class Tolerances(NamedTuple):
     sharp: float
 
 
-WIDE, NARROW = Tolerances(1e-10, 1e-7, 1e-6), Tolerances(1e-6, 2e-4, 3e-2)
+FLOAT64_TOLERANCES, FLOAT32_TOLERANCES = Tolerances(1e-10, 1e-7, 1e-6), Tolerances(1e-6, 2e-4, 3e-2)
 """Of payloads in float64, and in float32."""
 
 
@@ -62,15 +63,14 @@ def relu_batch(
     are exact to rounding, whatever the joint clip. B is the rank of what was received; where the
     threat model grants another number the attack refuses.
     ``objective``: the share of (neuron, example) pairs where W x + b of the recovered input
-    contradicts a gradient that
-    is not zero, plus the residual of ``right``: near 0 says that the batch was found, and needs no
-    truth.
+    contradicts a gradient that is not zero, plus the residual of ``right``: near 0 says that the
+    batch was found, and needs no truth.
     Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries,
     frozen rows together with frozen columns, a batch of more than r, no sparse columns (another
     activation).
     """
     layer = received_first_layer(observation, prior.size)
-    near = WIDE if observation.values.dtype == torch.float64 else NARROW
+    near = FLOAT64_TOLERANCES if observation.values.dtype == torch.float64 else FLOAT32_TOLERANCES
     _check(observation, layer)
     P, rows = _range_of(layer, near)
     batch = P.shape[1]
@@ -222,9 +222,9 @@ def sparse_columns(
     batch = P.shape[1]
     norms = P.norm(dim=1)
     live = P[norms > near.zero * norms.max()]
-    best, total, needed = P.new_zeros(0, batch), 0, 2 * DRAWS
-    for drawn in range(DRAWS, MOST_DRAWS + 1, DRAWS):
-        picks = torch.rand(DRAWS, len(live), generator=generator).topk(batch - 1).indices
+    best, total, needed = P.new_zeros(0, batch), 0, 2 * SUBSETS_AT_ONCE
+    for drawn in range(SUBSETS_AT_ONCE, MOST_DRAWS + 1, SUBSETS_AT_ONCE):
+        picks = torch.rand(SUBSETS_AT_ONCE, len(live), generator=generator).topk(batch - 1).indices
         best, zeros = _sparsest(live, torch.cat([best, _null_vectors(live[picks], near)]), near)
         if int(zeros.sum()) > total:
             total, needed = int(zeros.sum()), max(needed, 2 * drawn)

@@ -33,9 +33,11 @@ def scaled_confidence(
 class Public:
     """phi of rows that no model was trained on, and what is public of each row before training.
 
-    target: phi under the target. shadows: under each shadow. first: under the public model before
-    private training, of the public rows; ``first_of_candidates``: of the candidates.
-    features: numbers by which a row may be hard, its class and that first model's outputs;
+    target: phi under the target.
+    shadows: under each shadow.
+    first: under the public model before private training, of the public rows.
+    ``first_of_candidates``: of the candidates.
+    features: numbers by which a row may be hard, its class and that first model's outputs.
     ``features_of_candidates``: the same of the candidates.
     """
 
@@ -51,8 +53,10 @@ class Public:
 class Answers:
     """phi of each candidate (``scaled_confidence``; minus the loss where that is no cross-entropy).
 
-    target: under the model that is attacked. shadows: under models of the attacker's own; inside:
-    which of them was trained with which candidate. Both have no rows where there are no shadows.
+    target: under the model that is attacked.
+    shadows: under models of the attacker's own.
+    inside: which of them was trained with which candidate. Both have no rows where there are no
+        shadows.
     public: of public rows; None where there are none.
     """
 

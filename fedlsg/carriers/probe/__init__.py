@@ -1,13 +1,11 @@
-"""Carriers from probes: synthetic public inputs pass through the public weights, and their
-gradients span the carriers.
+"""Carriers from probes: gradients of synthetic public inputs at the public weights span them.
 
-    source   what is pushed through the model: inputs, their targets, the loss
-    moments  per layer, A = sum g^T g and B = sum g g^T over the probes' normalised gradients g
-    eigen    the top eigenvectors of A and B
-    carrier  the carrier itself: its settings, and what it answers
-    basis    L and R of every carried weight, with the energy that they predict, until the next
-             refresh
-    flat     a basis as one vector, for checkpoints and messages
+    synthetic  the inputs: images and texts that a seed makes
+    carrier    what is pushed through the model, the carrier's settings, and what it answers
+    moments    per layer, A = sum g^T g and B = sum g g^T over the probes' normalised gradients g
+    eigen      the top eigenvectors of A and B
+    basis      L and R of every carried weight, with the energy that they predict, until the next
+               refresh; and both as one vector, for checkpoints and messages
 
 No private example is read anywhere in this package, so a probe costs no privacy.
 """

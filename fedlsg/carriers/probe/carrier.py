@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import EVEN, Carrier, Rank, longest, of_pairs
+from fedlsg.carriers.base import MAX_EVEN_SCALE, Carrier, Rank, longest, of_pairs
 from fedlsg.carriers.own_carriers import OutRank
 from fedlsg.config import Setting, check_declared
 from fedlsg.config.rules import idle_unless
@@ -199,10 +199,8 @@ class Probe(Carrier):
         """Rests are clipped to their share: to the same norm after this weight."""
         if self.form is not EMBEDDING:
             return blocks, None
-        share, norm = (
-            self.residual_clip,
-            mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None,
-        )
+        share = self.residual_clip
+        norm = mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None
         return tuple(
             replace(b, weight=b.weight / share) if b.part == "rest" else b for b in blocks
         ), norm
@@ -211,11 +209,13 @@ class Probe(Carrier):
         """Where rests, or large scales, are."""
         # the largest possible one, as L and R are powers of whole moments
         if self.form is PRECONDITIONED:
-            return bool(self.damping**-self.power > EVEN)
+            return bool(self.damping**-self.power > MAX_EVEN_SCALE)
         return self.form is EMBEDDING or (
             self.form is CORE
             and any(
-                c.L is not None and c.R is not None and longest(c.L, 0) * longest(c.R, 1) > EVEN**2
+                c.L is not None
+                and c.R is not None
+                and longest(c.L, 0) * longest(c.R, 1) > MAX_EVEN_SCALE**2
                 for c in where
             )
         )

@@ -5,11 +5,10 @@ all parameters. The probes pass in microbatches. Of each, every layer keeps what
 the norms are known.
 
 Those of one layer are taken by the cheaper of two ways. Symbols: T positions of one example, X (T,
-n) and G (T, m) the
-factors of its gradient dW = G^T X, w its weight.
+n) and G (T, m) the factors of its gradient dW = G^T X, w its weight.
     dense   dW is formed:        A = sum w dW^T dW             B = sum w dW dW^T
-    gram    dW is never formed:  A = sum w X^T (G G^T) X       B = sum w G^T (X X^T) G      |dW|^2 =
-            <G G^T, X X^T>
+    gram    dW is never formed:  A = sum w X^T (G G^T) X       B = sum w G^T (X X^T) G
+                                 |dW|^2 = <G G^T, X X^T>
 Multiplications of an example: m n (T + m + n) in the first way, T (2 T (m + n) + m^2 + n^2) in the
 second. Their speeds are alike on a CPU (100 to 200 GFLOP/s), so that the smaller count decides. The
 weight needs the example's norm in all layers. So each way first gives squared norms, then the sums.

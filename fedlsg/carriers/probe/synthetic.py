@@ -51,8 +51,8 @@ def dead_leaves(
     Centres are uniform over the image; each leaf hides what is below it. Every second leaf is a
     square in its disc.
     Differs from the sources: the number of leaves is fixed (COVER), and a plain backing shows
-    between them; colours are
-    nearer to grey (CHROMA): on CIFAR-10 their gradients then lie closer to those of photographs.
+    between them; colours are nearer to grey (CHROMA): on CIFAR-10 their gradients then lie closer
+    to those of photographs.
     Guarantee: equal bits on every machine, for only additions, products, quotients and comparisons
     of IEEE numbers are used. Raises ValueError for a generator of another device, or an empty
     shape.

@@ -148,10 +148,8 @@ def _run_cell(module: Any, x: Tensor, given: Any = None) -> Any:
     )
     zeros = x.new_zeros(len(x), module.hidden_size)
     state = (zeros, zeros) if given is None else given if isinstance(given, tuple) else (given,)
-    inner, outer = (
-        F.linear(x, module.weight_ih, module.bias_ih),
-        F.linear(state[0], module.weight_hh, module.bias_hh),
-    )
+    inner = F.linear(x, module.weight_ih, module.bias_ih)
+    outer = F.linear(state[0], module.weight_hh, module.bias_hh)
     new = _step(mode, inner, outer, state)
     return new if mode == "LSTM" else new[0]
 

@@ -4,7 +4,7 @@ error where none has.
 A layer whose gradients come from one call is built in, or registered by a user. It is looked up by
 its exact type: a subclass may compute something else. torch.func computes what has no entry.
 
-layer   the five types of ``LAYERS``, hooked as in ``plan``
+layer   the five types of ``LAYERS``, hooked as in ``hooked_layers``
 call    a module that ``kind_of`` knows; it answers for the modules inside it, too
 use     every other parameter (a class token, a scale, a shared weight, one that is read next to its
         layer): ``uses``
@@ -77,12 +77,14 @@ STATISTICS = (_BatchNorm, _InstanceNorm)
 class Kind:
     """How the gradients of a type of layer are found.
 
-    least: fewest dimensions of its first input. axes: the axis of the examples in each tensor of
-    the inputs; by default the first one of the first tensor is checked. size: the number of
-    examples where no axis shows it; None where one does. refusal: why a module of this type is
-    refused, with the fix. positions: an input without a batch may get one.
+    least: fewest dimensions of its first input.
+    axes: the axis of the examples in each tensor of the inputs; by default the first one of the
+        first tensor is checked.
+    size: the number of examples where no axis shows it; None where one does.
+    refusal: why a module of this type is refused, with the fix.
+    positions: an input without a batch may get one.
     by_torch_func: whether torch.func computes them, so that their share of the time is worth
-    reporting.
+        reporting.
     """
 
     gradients: Callable[[Any, tuple[Any, ...], Any], Mapping[str, Any]]
@@ -187,15 +189,14 @@ def register_layer(type: type[nn.Module], gradients: CallGradients = by_torch_fu
     respect to each trainable parameter of the module, and of the modules inside it: a dict from the
     names of ``module.named_parameters()`` to tensors (B, *parameter shape).
     ``inputs``: the arguments of the call in the order of ``forward``, detached; B is the first
-    dimension of the first
-    tensor. ``output_gradient``: the gradient of the losses at the output, in the output's own
-    structure; zeros where none arrived. It runs in backward, without gradient recording.
-    Floating-point tensors have the type of the module's first trainable parameter. Without
-    ``gradients``, torch.func computes them (``by_torch_func``): every tensor of the call has the
-    examples on its first dimension, and the module draws no random numbers. What the function
-    returns is clipped and made noisy as it is. Row b must be a function of example b alone: if it
-    is wrong, training is worse, but C bounds it all the same; if it mixes examples, the epsilon is
-    false.
+    dimension of the first tensor. ``output_gradient``: the gradient of the losses at the output, in
+    the output's own structure; zeros where none arrived. It runs in backward, without gradient
+    recording. Floating-point tensors have the type of the module's first trainable parameter.
+    Without ``gradients``, torch.func computes them (``by_torch_func``): every tensor of the call
+    has the examples on its first dimension, and the module draws no random numbers. What the
+    function returns is clipped and made noisy as it is. Row b must be a function of example b
+    alone: if it is wrong, training is worse, but C bounds it all the same; if it mixes examples,
+    the epsilon is false.
     Types are exact: a subclass is another layer.
     Raises ValueError for a type that is built in or registered already, TypeError for what is no
     module type.

@@ -10,17 +10,15 @@ read these very numbers, so nothing cancels later, and a clipped gradient has a 
 
 A weight that an embedding and a linear layer share, as in a language model, has both. Symbols: P_b
 = g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
-P_b, which has no zeros, nor the sum
-P_b + R_b is formed for an example:
-    |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>        <P, R> = sum over rows v of R of <R[v], sum_t g_t[v]
-                                                x_t>
+P_b, which has no zeros, nor the sum P_b + R_b is formed for an example:
+    |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>
+    <P, R> = sum over rows v of R of <R[v], sum_t g_t[v] x_t>
 The rounding that may be lost in <P, R> is at most (d + T) 2^-52 |g| |x| |R|, because the rows of R
 are distinct. It is added, as ``GhostGradients`` adds that of |P|^2.
 
 Below are formulas in the form that ``register_layer`` takes: of tables, which give rows, and of
-other layers that are a
-function of one call. x is its input, g the gradient at its output; sums over the positions of one
-    example.
+other layers that are a function of one call. x is its input, g the gradient at its output; sums are
+over the positions of one example.
     Embedding    G[v] = sum of g where the row v was read          (``RowGradients``)
     convolutions of 1 to 3 dimensions, groups: examples as groups of one call
     EmbeddingBag as Embedding, g over T for a mean, at the largest for a maximum

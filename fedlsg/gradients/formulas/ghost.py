@@ -3,8 +3,8 @@ each example.
 
 Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding
 unit of W's type. The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs
-of positions (ghost norm, Goodfellow
-2015; Li et al. 2022), and sum_b f_b G_b is one product (book-keeping, Bu et al. 2023):
+of positions (ghost norm, Goodfellow 2015; Li et al. 2022), and sum_b f_b G_b is one product
+(book-keeping, Bu et al. 2023):
     |G_b|^2 = sum_st <g_s, g_t> <x_s, x_t>        sum_b f_b G_b = (f g)^T x
 For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum
 over taps of the pixels' own products, so nothing is unfolded.

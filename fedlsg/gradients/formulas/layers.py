@@ -1,12 +1,12 @@
 """Formulas for the gradients of each example in one layer, from its input x and the gradient g at
 its output.
 
-Symbols: B examples, T positions of one example (tokens or pixels), all sums over the positions of
-    one example
-    W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw      L (m, r), R (r, n) its
-                                                                      carriers
+Symbols: B examples, T positions of one example (tokens or pixels), over which all sums are
+    W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw
+    L (m, r), R (r, n) its carriers
     u = x R^T (B, T, r)      dL = g^T u       (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)
-    v = g L   (B, T, r)      dR = v^T x           S = L^T dW R^T = v^T u, (r, s) where R has s rows
+    v = g L   (B, T, r)      dR = v^T x
+    S = L^T dW R^T = v^T u, (r, s) where R has s rows
 The (m, n) gradient of a carried weight is never formed: one side of every product has r columns. A
 new layer type is one more class here and one more entry in LAYERS. ``Factors`` are for callers that
 need products of one weight's gradients and not each of them. X (T, n) are an example's inputs

@@ -1,8 +1,7 @@
 """Gradients of the scale and shift of GroupNorm and LayerNorm for each example.
 
 Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found
-them; sums over the
-positions of one example
+them; sums over the positions of one example
     d scale = sum g (x - mean) rstd        d shift = sum g
 Mean and rstd are read from the node of the forward pass: computing them again would cost a pass.
 """

@@ -1,14 +1,13 @@
 """A convolution with standardized filters, and the gradient of its stored weight.
 
 Symbols: W (m, n) weight as stored, n = c * kh * kw, one filter a row; sums over one row
-    v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean): the kernel that the
-                             convolution uses
+    v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean), the kernel in use
     G (m, n) gradient of a loss with respect to K    S = G 1 (m,)     A_i = <G_i, K_i> (m,)
     dW = diag(s) (G - S 1^T / n - diag(A) K),  without the last term in a row where v < eps
 (Brock et al. 2021, "Characterizing signal propagation", and De et al. 2022, without their gain of
 each filter.) Both S and A are sums over the positions t of one example, and the layer has their
-terms: with g the gradient at the
-output, y the output without its bias, and p the sum of the input under the kernel,
+terms: with g the gradient at the output, y the output without its bias, and p the sum of the input
+under the kernel,
     S = sum_t g(t) p(t)        A = sum_t g(t) y(t)
 so the r-sized gradients of a carried weight need no (m, n) gradient of an example:
     dL = dW R^T = diag(s) (G R^T - S (R 1)^T / n - diag(A) K R^T)

@@ -78,7 +78,7 @@ from fedlsg.user_code.failure import describe, is_own
 from fedlsg.user_code.objects import same_numbers
 
 BATCHES = (2, 7)
-SMALL = 16
+MAX_MODEL_SIZED_BATCH = 16
 """The largest batch that is tried because a dimension of the model has its size."""
 LARGER = (64, 301)
 """Batches that are tried if they are cheap: code may mix from 40 or from 256 examples on."""
@@ -178,7 +178,9 @@ def refuse_layers(model: nn.Module, level: Isolation) -> None:
 class Check:
     """One comparison of a subject's rows, alone and in company.
 
-    alone: the passes of rows that run; failed: why others do not. make: gives the subject anew.
+    alone: the passes of rows that run.
+    failed: why others do not.
+    make: gives the subject anew.
     calls: after which the first row is compared again.
     """
 
@@ -257,7 +259,11 @@ class Check:
         shapes = [t.shape[1:] for t in fields_of(subject.inputs).values()]
         shapes += [p.shape for p in subject.model.parameters() if work <= WORK]
         large = [size for size in LARGER if size * (work + subject.frame.kept) <= 2 * WORK]
-        sizes = {*BATCHES, *large, *(n for shape in shapes for n in shape if 2 < n <= SMALL)}
+        sizes = {
+            *BATCHES,
+            *large,
+            *(n for shape in shapes for n in shape if 2 < n <= MAX_MODEL_SIZED_BATCH),
+        }
         yield [next(iter(self.alone))]
         if len(first) > 1:
             yield from ([first[1], *islice(cycle(first), size - 1)] for size in sorted(sizes))

@@ -35,9 +35,9 @@ from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsuppo
 from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.user_code.failure import describe, is_own
 
-LARGE = 30.0
+LARGE_SCALE = 30.0
 SCALED = 2
-"""Rows of the first family that are tried ``LARGE`` times as large."""
+"""Rows of the first family that are tried ``LARGE_SCALE`` times as large."""
 MOVED = 0.1
 COLUMNS = 8
 """Columns that are compared of a dense matrix."""
@@ -48,9 +48,9 @@ class Outcome:
     """One pass over the rows ``members``.
 
     losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient
-    (kept,), the sum with ``weights`` (B,). rounding: a unit in the last place of the largest sum.
-    learns: whether losses depend on trained
-    parameters.
+    (kept,), the sum with ``weights`` (B,).
+    rounding: a unit in the last place of the largest sum.
+    learns: whether losses depend on trained parameters.
     """
 
     members: Sequence[int]
@@ -171,8 +171,7 @@ def prepare(
     """The subject in ``dtype``, or in its own types; the loss reads ``loss_dtype``, or that.
 
     Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties,
-    but for whole ones:
-    they may be masks, categories or lengths.
+    but for whole ones: they may be masks, categories or lengths.
     """
     copied = copy_of(model)
     if dtype is not None:
@@ -185,7 +184,9 @@ def prepare(
         for p in trainable(copied).values():
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=draw).to(p) * size)
-    large = each(families[0][0], lambda t: torch.where(codes(t), t, t * LARGE).to(t.dtype)[:SCALED])
+    large = each(
+        families[0][0], lambda t: torch.where(codes(t), t, t * LARGE_SCALE).to(t.dtype)[:SCALED]
+    )
     families = [*families, (large, each(families[0][1], lambda t: t[:SCALED]))]
     counts = [batch_size(*family) for family in families]
     inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))

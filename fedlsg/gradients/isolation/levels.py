@@ -14,7 +14,7 @@ from fedlsg.user_code.library import own_code
 
 __all__ = ["LEVELS", "Isolation", "resolve", "slow_word"]
 
-SLOW = 2.0
+SLOW_FACTOR = 2.0
 
 
 def resolve(
@@ -40,7 +40,7 @@ def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
     At ``rows`` always, with the reason; else nothing up to twice.
     """
     reasons = ["one pass for each example"] if level == "rows" else []
-    if factor is not None and factor > SLOW:
+    if factor is not None and factor > SLOW_FACTOR:
         reasons.append(
             f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own "
             "code as far as one check on made-up rows goes"

@@ -51,12 +51,12 @@ def per_example_gradients(
     Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model
     and loss, as far as what they keep is an object of Python that ``state.forgetting`` reaches;
     left to the one check (``independence``) are traces in files, in the environment and in
-    generators. At ``checked`` for a model and a loss that treat examples
-    independently, which that check tries. The (m, n) gradient of a carried weight is never formed.
-    No parameter's ``.grad`` or ``requires_grad`` changes, even if an error is raised. A layer that
-    the forward pass does not reach gives zeros. An empty batch gives tensors of shape (0, kept),
-    and the model is not called. A loss that is not finite affects its own row only. The gradients
-    of several calls of a layer are added, and the sum is clipped.
+    generators. At ``checked`` for a model and a loss that treat examples independently, which that
+    check tries. The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad``
+    or ``requires_grad`` changes, even if an error is raised. A layer that the forward pass does not
+    reach gives zeros. An empty batch gives tensors of shape (0, kept), and the model is not called.
+    A loss that is not finite affects its own row only. The gradients of several calls of a layer
+    are added, and the sum is clipped.
     Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not
     batch first or changes in place after the call; OwnDrawsError for a model or loss that seeds
     random draws itself (``draws``); ValueError for losses of another shape; at ``isolated``, what

@@ -23,11 +23,11 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.tensors import rows_of, spaced
 from fedlsg.user_code.failure import describe
 
-COMPARED = 4096
+COMPARED_COORDINATES = 4096
 """Coordinates of a parameter that are compared."""
-LONG, GROWS = 0.05, 4
+PASS_SECONDS, BATCH_GROWTH = 0.05, 4
 """Seconds of a pass that say enough, and by how much a batch grows below them."""
-MOST_PASSES, ENOUGH = 5, 0.1
+MOST_PASSES, TIMED_SECONDS = 5, 0.1
 """Passes that are timed, at most, and seconds after which there is no third one."""
 RULE = (
     "give the autograd.Function forward(x), setup_context and generate_vmap_rule = True, and no "
@@ -70,7 +70,7 @@ def level_of_own_code(
 
 def why_rows(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> str:
     """Why own code cannot be isolated, and the way out where one is known; empty where it can."""
-    frame = dense_frame(model, kept=COMPARED)
+    frame = dense_frame(model, kept=COMPARED_COORDINATES)
     gradients = partial(per_example_gradients, model, loss_fn, inputs, targets, frame)
     before = _generators()
     alone = torch.cat(gradients(isolation="rows"), 1)
@@ -128,12 +128,12 @@ def slowdown(
 
 
 def seconds_at(seconds: Callable[[int], float], most: int) -> float:
-    """The time of a pass over ``most`` examples: measured, or, where fewer take ``LONG``, on the
-    line through the last two sizes.
+    """The time of a pass over ``most`` examples: measured, or, where fewer take ``PASS_SECONDS``,
+    on the line through the last two sizes.
     """
     size, taken, slope = 1, seconds(1), 0.0
-    while size < most and (taken < LONG or size == 1):
-        fewer, before, size = size, taken, min(GROWS * size, most)
+    while size < most and (taken < PASS_SECONDS or size == 1):
+        fewer, before, size = size, taken, min(BATCH_GROWTH * size, most)
         taken = seconds(size)
         slope = max(0.0, taken - before) / (size - fewer)
     return taken + slope * max(0, most - size)
@@ -144,7 +144,7 @@ def _seconds(
 ) -> float:
     """The shortest of some passes: others of the machine make them longer, or a compiler."""
     spent: list[float] = []
-    while len(spent) < 2 or (len(spent) < MOST_PASSES and sum(spent) < ENOUGH):
+    while len(spent) < 2 or (len(spent) < MOST_PASSES and sum(spent) < TIMED_SECONDS):
         start = time.perf_counter()
         block_gradients(model, loss_fn, inputs, targets, frame, isolation=level)
         spent.append(time.perf_counter() - start)

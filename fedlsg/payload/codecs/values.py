@@ -2,19 +2,18 @@
 
 Subtractive dither: values become integers on a grid, with an error that does not depend on them.
 
-Symbols: x a value     D grid step     u dither, uniform in [-1/2, 1/2), public     q integer sent
-    q = floor(x / D + u + 1/2)        the receiver takes (q - u) D: x plus an error uniform in
-                                      (-D/2, D/2]
-The error does not depend on x (Roberts 1962; Schuchman 1964): it has zero mean whatever x is and
-variance D^2 / 12. The dither has 2^24 levels: "uniform" holds up to 2^-25 of a step.
+Symbols: x a value, D grid step, u dither, uniform in [-1/2, 1/2) and public, q integer sent.
+    q = floor(x / D + u + 1/2)
+The receiver takes (q - u) D: x plus an error uniform in (-D/2, D/2]. The error does not depend on x
+(Roberts 1962; Schuchman 1964): it has zero mean whatever x is and variance D^2 / 12. The dither has
+2^24 levels: "uniform" holds up to 2^-25 of a step.
 
 Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library
 constriction.
 
-Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither in [-1/2, 1/2),
-                                    known to both sides
-    P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s),  u rounded to the middle of one of
-                                                                 ``CLASSES`` classes
+Symbols: q integers on the grid, s Gaussian scale in grid steps, u dither in [-1/2, 1/2), known to
+both sides and rounded to the middle of one of ``CLASSES`` classes.
+    P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s)
     s = 2^(code / 8 - 4) for a code of one byte: an error of at most 4.4 %, or 0.003 bits a value
 
 Both sides must build the same model on any processor. So its weights come from integer arithmetic
@@ -86,7 +85,7 @@ def dequantize(
 CLASSES = 8
 """Classes of the dither: a power of two, so that a class is the dither's first bits."""
 
-CODES, LARGEST = 256, 4095
+SCALE_CODES, MAX_SYMBOL = 256, 4095
 """Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can
 allocate.
 """
@@ -101,19 +100,19 @@ def scale_code(mean_square: float) -> int:
     """
     if not mean_square > 0:
         return 0
-    return int(np.clip(round(8 * (np.log2(mean_square) / 2 + 4)), 0, CODES - 1))
+    return int(np.clip(round(8 * (np.log2(mean_square) / 2 + 4)), 0, SCALE_CODES - 1))
 
 
 def outermost(code: int) -> int:
-    """Largest symbol of a code's table: 4.5 s + 2, at most ``LARGEST``."""
+    """Largest symbol of a code's table: 4.5 s + 2, at most ``MAX_SYMBOL``."""
     octave, part = divmod(code, 8)
     power = isqrt(isqrt(isqrt(2 ** (240 + part))))  # 2^(30 + part / 8)
-    return min(LARGEST, 2 + ((9 * power << octave) >> 35))
+    return min(MAX_SYMBOL, 2 + ((9 * power << octave) >> 35))
 
 
 @cache  # by its arguments alone: never stale
 def _outermost() -> np.ndarray:
-    return np.array([outermost(code) for code in range(CODES)])
+    return np.array([outermost(code) for code in range(SCALE_CODES)])
 
 
 @cache  # by its arguments alone: never stale

@@ -2,13 +2,12 @@
 (docs/discrete-noise.md).
 
 Symbols: s_k deviations of the clients whose noise counts, s^2 their sum of squares, r deviation of
-the rounding, all
-in grid steps. For a family of laws P, D with P = D (1 + eta) / E_D[1 + eta] and |eta| <= e < 1:
+the rounding, all in grid steps. For a family of laws P, D with P = D (1 + eta) / E_D[1 + eta] and
+|eta| <= e < 1:
     total variation of P and D <= e / (2 (1 - e))        |log(P / D)| <= log((1 + e) / (1 - e))
 Lemma 1: P is the law of the sum, D the discrete Gaussian of deviation s around the sum of the
-centres, e is
-``sum_ripple``. Lemma 2: P is N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r, D is as
-before, e is ``rounding_ripple``. Both hold for all real centres.
+centres, e is ``sum_ripple``. Lemma 2: P is N(c, s^2 - r^2) rounded by a discrete Gaussian of
+deviation r, D is as before, e is ``rounding_ripple``. Both hold for all real centres.
 All numbers are upper bounds: floating-point results are raised by more than their errors.
 """
 
@@ -43,10 +42,10 @@ def sum_ripple(deviations: Sequence[float]) -> float:
     """e of Lemma 1: sum over integer vectors n, not all equal, modulo equal shifts, of exp(-2 pi^2
     V(n)).
 
-    V(n) = sum_k s_k^2 (n_k - mean)^2 with the mean weighted by s_k^2. The sum of all classes, 1 +
-        e, is s sqrt(2 pi) times the integral over |u| <= 1/2 of prod_k theta_k(u), theta_k(u) =
-        sum_n exp(-a_k (n - u)^2)
-    with a_k = 2 pi^2 s_k^2. And theta_k(u) <= exp(-a_k u^2) (1 + x_k(u)), where
+    V(n) = sum_k s_k^2 (n_k - mean)^2 with the mean weighted by s_k^2. The sum of all classes,
+    1 + e, is s sqrt(2 pi) times the integral over |u| <= 1/2 of prod_k theta_k(u), with
+        theta_k(u) = sum_n exp(-a_k (n - u)^2),    a_k = 2 pi^2 s_k^2.
+    And theta_k(u) <= exp(-a_k u^2) (1 + x_k(u)), where
         x_k(u) = 2 exp(-a_k) cosh(2 a_k u) / (1 - exp(-2 a_k)).
     The integral is bounded in cells: the Gaussian at the inner end, the product of all 1 + x_k at
     the outer end.

@@ -14,9 +14,8 @@ then become H S' of themselves. The two windows overlap, so every value is in on
 padded: the rotated vector has d values.
 
 Source: randomised Hadamard transform of Ailon and Chazelle 2009, as in Kairouz, Liu and Steinke
-2021 (arXiv
-2102.06387), sec. 4. Differs: overlapping windows in place of padding to a power of two (up to twice
-the values).
+2021 (arXiv 2102.06387), sec. 4. Differs: overlapping windows in place of padding to a power of two
+(up to twice the values).
 The signs are public: they hide nothing, and only save bits.
 """
 
@@ -107,17 +106,14 @@ def plan_grid(
     least, and of those the finest.
 
     ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is
-    subtracted.
+        subtracted.
     ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts.
-    ``clients``: K, the
-    most that may be summed: their noise needs room. ``largest_sum``: largest |sum| of the values
-    without noise (``largest_rotated``).
+    ``clients``: K, the most that may be summed: their noise needs room.
+    ``largest_sum``: largest |sum| of the values without noise (``largest_rotated``).
     Guarantee: ``grid.noise_std(rounding) >= noise_std``. If no value of the sum is above
-    ``largest_sum``, some
-    coordinate wraps around with probability ``failure`` at most. The noise of K clients has the
-        tail
-        P(|noise| > a) <= 2 ((1 + e) / (1 - e))^K exp(-a^2 / (2 K s_k^2)),    e = ``ripple(s_k)``,
-                                                                              for every centre.
+    ``largest_sum``, some coordinate wraps around with probability ``failure`` at most. The noise of
+    K clients has, for every centre and e = ``ripple(s_k)``, the tail
+        P(|noise| > a) <= 2 ((1 + e) / (1 - e))^K exp(-a^2 / (2 K s_k^2)).
     Raises ValueError for settings out of range, or more than 52 bits.
     """
     check_counts(contributors, clients)

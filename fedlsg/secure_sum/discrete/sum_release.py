@@ -2,7 +2,7 @@
 and what it costs.
 
 clients    encode(clipped sum)      rotate, divide by the step, discrete Gaussian around the real
-           value, mod 2^b
+                                    value, mod 2^b
 server     decode(sum mod 2^b)      multiply by the step, rotate back
 ledger     log_ratio                how far the sum is from the Gaussian mechanism that is charged
 
@@ -46,11 +46,10 @@ def charge(
     Lambda, e^Lambda delta)-private: ``compose`` and the ledger charge this.
 
     ``rounding``: r in grid steps, from ``rounding_deviation``. ``sensitivity``: C, by which one
-    example moves the real
-    vector before it is encoded. ``largest_batch``: the examples that one client's sum can have; all
-    of its examples if in doubt. Rotation and division round in float64 by at most w |x| together, w
-    = ``rounding_error``, and |x| is at most ``largest_batch`` C. So the sensitivity is taken as C
-    (1 + 2 w ``largest_batch``).
+    example moves the real vector before it is encoded. ``largest_batch``: the examples that one
+    client's sum can have; all of its examples if in doubt. Rotation and division round in float64
+    by at most w |x| together, w = ``rounding_error``, and |x| is at most ``largest_batch`` C. So
+    the sensitivity is taken as C (1 + 2 w ``largest_batch``).
     Guarantee: the noise multiplier is sqrt(h s_k^2 - r^2) D over that sensitivity, where h =
     ``grid.contributors`` must be the honest clients that are certain to be in the sum. Noise of
     others is not counted, and cannot harm.
@@ -99,10 +98,12 @@ privacy.
 class SumTerms:
     """Public constants of the secure sums of a run.
 
-    ``clients``: K, selected in a round. ``min_survivors``: m, the fewest in a sum. ``colluders``:
-    t, clients that may read together, or show the server all that they know; at least one, as every
-    client of a sum reads the next weights and knows its own noise. ``expected_examples``: of a
-    round, over all clients. ``releases``: T, rounds.
+    ``clients``: K, selected in a round.
+    ``min_survivors``: m, the fewest in a sum.
+    ``colluders``: t, clients that may read together, or show the server all that they know; at
+        least one, as every client of a sum reads the next weights and knows its own noise.
+    ``expected_examples``: of a round, over all clients.
+    ``releases``: T, rounds.
     Raises ValueError without a reader among the clients, or without an honest survivor: 1 <= t < m
     <= K.
     """
@@ -134,8 +135,9 @@ class SumTerms:
 class Release:
     """One sum of ``values`` coordinates.
 
-    ``grid``: of the integers. ``log_ratio``: Lambda of this release (docs/discrete-noise.md):
-    against each reader its privacy loss is that of a Gaussian mechanism up to this.
+    ``grid``: of the integers.
+    ``log_ratio``: Lambda of this release (docs/discrete-noise.md): against each reader its privacy
+        loss is that of a Gaussian mechanism up to this.
     """
 
     values: int

@@ -3,7 +3,8 @@
 This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed
 for it, and what the auditor knows and sees. It reads a run directory and writes nothing into it.
 
-command  the command and its page      training  the audit of whole training runs
+    audit_command  the command and its page
+    training       the audit of whole training runs
 """
 
 import math
@@ -14,8 +15,8 @@ from typing import Any
 
 from fedlsg import bounded
 from fedlsg.accounting import Event, compose
+from fedlsg.attacks.audit.outputs import ROWS_OF_PERSON
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import ROWS_OF_PERSON
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.config.units import EXAMPLE

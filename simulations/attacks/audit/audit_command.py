@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from fedlsg.attacks.audit.all_checks import unit_checks
 from fedlsg.attacks.audit.coverage import not_covered
-from fedlsg.attacks.audit.noise_checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks

@@ -1,11 +1,12 @@
-"""``fedlsg attack --membership``: was this example in the training set? Trains shadow models of a
-run's settings.
+"""``fedlsg attack --membership``: was this example in the training set?
 
-Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and
-assumptions.
+Trains shadow models of a run's settings. Writes membership.json and membership.html: rates next to
+guessing and to what the claim allows, and assumptions.
 
-shadows  the models    measure    attacks on them    own_model  attacks on a run and its payloads
-findings  tables and verdict
+    shadows              the models
+    measure              attacks on them
+    own_model            attacks on a run and its payloads
+    membership_findings  tables and verdict
 """
 
 import time

@@ -31,7 +31,7 @@ from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
 
 DRAWS = 200
-ERROR = 0.05
+INTERVAL_ERROR = 0.05
 """Chance that any interval of a verdict misses its rate."""
 FIGURES = 2
 """Figures of each attack that the verdict compares with guessing: TPR at the first of LOW_RATES,
@@ -49,12 +49,14 @@ Scores = Float[np.ndarray, "targets candidates"]
 class Found:
     """What one attack finds. success: right answers as in Yu et al. 2021, Table 5.
 
-    target: of the target alone, exact intervals; sure: the same at 99 %. in_turn: of all models,
-    each the target once, with intervals from a bootstrap over the candidates. All of them are
-    simultaneous over the attacks. curve: true positive rates of ``in_turn`` on GRID; band: the ends
-    of their intervals.
+    target: of the target alone, exact intervals.
+    sure: the same at 99 %.
+    in_turn: of all models, each the target once, with intervals from a bootstrap over the
+        candidates. All of them are simultaneous over the attacks.
+    curve: true positive rates of ``in_turn`` on GRID.
+    band: the ends of their intervals.
     drawn: AUC and rates of every draw of that bootstrap, which has the same candidates for every
-    attack.
+        attack.
     """
 
     attack: str
@@ -113,8 +115,8 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
 
 
 def confidence_of_each(attacks: int, figures: int = FIGURES) -> float:
-    """The confidence of one interval, so that all of them together have 1 - ERROR (Bonferroni)."""
-    return 1 - ERROR / (attacks * figures)
+    """The confidence of one interval: all together have 1 - INTERVAL_ERROR (Bonferroni)."""
+    return 1 - INTERVAL_ERROR / (attacks * figures)
 
 
 def sure_of_each(attacks: int) -> float:
@@ -191,7 +193,9 @@ def paired_difference(one: Found, other: Found) -> Rate | None:
     """
     if one.drawn is None or other.drawn is None or one.drawn.shape != other.drawn.shape:
         return None
-    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], [ERROR / 2, 1 - ERROR / 2])
+    low, high = np.quantile(
+        one.drawn[:, 1] - other.drawn[:, 1], [INTERVAL_ERROR / 2, 1 - INTERVAL_ERROR / 2]
+    )
     value = one.in_turn.tpr[LOW_RATES[0]].value - other.in_turn.tpr[LOW_RATES[0]].value
     return _interval(value, low, high)
 

@@ -13,7 +13,7 @@ from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
 from fedlsg.config.units import unit_named
 from fedlsg.simulations.attacks.membership.measure import (
-    ERROR,
+    INTERVAL_ERROR,
     Found,
     Limit,
     over_the_claim,
@@ -144,8 +144,8 @@ def tables(report: Report) -> list[Table]:
 def _in_brackets(attacks: int) -> str:
     """What the intervals cover."""
     return (
-        f"In brackets: intervals that hold with {100 * (1 - ERROR):g} % confidence for all "
-        f"{attacks} attacks and both figures of the verdict together"
+        f"In brackets: intervals that hold with {100 * (1 - INTERVAL_ERROR):g} % confidence for "
+        f"all {attacks} attacks and both figures of the verdict together"
     )
 
 

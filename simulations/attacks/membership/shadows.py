@@ -31,7 +31,7 @@ from fedlsg.simulations.workloads.base import LoadedWorkload
 from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 
-FEWEST = 6
+MIN_SHADOWS = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and
 two do not.
 """
@@ -46,11 +46,11 @@ class Trained:
     """What the attacks read: phi of each example, see ``confidences``, and which model has which
     example.
 
-    rows: the candidates in the training split. confidence: phi of each candidate under each model,
-    target first.
-    inside: whether the model was trained with it. accuracy: of each model on the test split, in
-    0..1; None where targets are no classes. public: the same of rows of the test split; None
-    without a test split.
+    rows: the candidates in the training split.
+    confidence: phi of each candidate under each model, target first.
+    inside: whether the model was trained with it.
+    accuracy: of each model on the test split, in 0..1; None where targets are no classes.
+    public: the same of rows of the test split; None without a test split.
     """
 
     rows: Int64[np.ndarray, " candidates"]
@@ -170,10 +170,10 @@ def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examp
 
 def check_shadows(shadows: int) -> None:
     """Raise ValueError for an odd number of shadows, or too few."""
-    if shadows < FEWEST or shadows % 2:
+    if shadows < MIN_SHADOWS or shadows % 2:
         raise ValueError(
-            f"expected --shadows {shadows} even and at least {FEWEST}: a Gaussian is fitted for "
-            "each example to the shadows with it and to those without"
+            f"expected --shadows {shadows} even and at least {MIN_SHADOWS}: a Gaussian is fitted "
+            "for each example to the shadows with it and to those without"
         )
 
 

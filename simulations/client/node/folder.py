@@ -23,7 +23,7 @@ from typing import Any
 
 from fedlsg import bounded
 from fedlsg.locks import LockedError, locked
-from fedlsg.owner_only import FOLDER, make_file, make_parents
+from fedlsg.owner_only import FOLDER_MODE, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.privacy.limits import Limits
@@ -258,7 +258,7 @@ def _make_private(folder: Path) -> None:
         if not folder.exists():
             make_parents(folder, private=True)
         elif folder.is_dir() and not any(folder.iterdir()):
-            folder.chmod(FOLDER)
+            folder.chmod(FOLDER_MODE)
         if not folder.is_dir():
             raise TermsError(
                 f"ledger-dir={folder} is not a folder: name a folder of this client's own"

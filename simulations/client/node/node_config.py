@@ -60,24 +60,25 @@ Config = Mapping[str, object]
 class NodeConfig:
     """The terms of a deployed client, independent of the server's run config.
 
-    partition: its number in the federation, from 0. num_partitions: None if only the server knows
-    it.
-    ledger_dir: the folder of its one ledger. epsilon_max, delta_max: the budget of its data, over
-    all runs.
+    partition: its number in the federation, from 0.
+    num_partitions: None if only the server knows it.
+    ledger_dir: the folder of its one ledger.
+    epsilon_max, delta_max: the budget of its data, over all runs.
     epsilon, delta: what one run may spend of it, to which this client's noise is calibrated; None
-    takes the run's.
+        takes the run's.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's
-    workload.
+        workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run
-    announces.
+        announces.
     unit: what the budget protects: one example, this client with all of its data, or a person, by
-    the column of its rows that says whose they are; a ledger is of one unit.
-    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum
-    must tolerate; one at least, because every other client of a sum knows its own noise.
+        the column of its rows that says whose they are; a ledger is of one unit.
+    trust: the weakest that it accepts.
+    colluders: the fewest colluding clients that a secure sum must tolerate; one at least, because
+        every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
     isolation: the one level at which this client runs the code of the model; "auto" takes what is
-    announced, unless it is weaker than what the rule says here.
+        announced, unless it is weaker than what the rule says here.
     noise_multiplier_min: the least of a round that it trains in.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, MessageType
 
-from fedlsg.accounting.events import MOST_STEPS
+from fedlsg.accounting.checks import MAX_STEPS
 from fedlsg.config.units import CLIENT
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.simulations.client.node.refusals import TermsError
@@ -94,7 +94,7 @@ def _count(book: Ledger, message: Message, run: str) -> None:
     configs = message.content.config_records.values()
     told = next((c["server-round"] for c in configs if "server-round" in c), 0)
     # of a server that may say anything
-    round = told if type(told) is int and 0 <= told <= MOST_STEPS else 0
+    round = told if type(told) is int and 0 <= told <= MAX_STEPS else 0
     book.charge(
         Entry(
             client=book.client,

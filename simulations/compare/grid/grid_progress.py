@@ -32,7 +32,7 @@ HOUR = 3600.0
 
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
-ENOUGH, FEW = 0.1, 3
+MIN_SHARE_DONE, MIN_ROUNDS_DONE = 0.1, 3
 """Share of a cell, or rounds of it, that must be done before the time left is estimated."""
 START_SECONDS = 2.0
 """Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise,
@@ -96,11 +96,9 @@ class GridDisplay:
         for cell in cells:
             result = self._look(cell)
             if result is not None and result.rows:
-                one, rounds, done = (
-                    self.tasks[cell.name],
-                    int(result.settings["rounds"]),
-                    len(result.rows),
-                )
+                one = self.tasks[cell.name]
+                rounds = int(result.settings["rounds"])
+                done = len(result.rows)
                 one.share = done / rounds
                 self._time(cell, result)
                 left = reached(result)
@@ -123,7 +121,7 @@ class GridDisplay:
     def _time(self, cell: Cell, result: Result) -> None:
         """Note how long all rounds of a cell take, if enough of them are done."""
         rounds, done = int(result.settings["rounds"]), len(result.rows)
-        if done >= min(FEW, rounds) or done >= ENOUGH * rounds:
+        if done >= min(MIN_ROUNDS_DONE, rounds) or done >= MIN_SHARE_DONE * rounds:
             later = result.rows[1:] or result.rows  # the first round of a process takes longer
             if later[0].counted:
                 self.whole[cell.name] = rounds * fmean(row.seconds for row in later)

@@ -35,7 +35,7 @@ CELLS = "cells"
 """The folder of run directories in that of a comparison."""
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 # a cell may run this share of the budget longer than the budget before it is interrupted
-PATIENCE = 0.25
+BUDGET_OVERRUN = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def run_cells(
             for channel in wait(list(workers.busy), timeout=LOOK_SECONDS):
                 workers.take(channel, pending=len(pending))
             running([cell for _, cell in workers.busy.values()])
-            if spent >= budget * (1 + PATIENCE):
+            if spent >= budget * (1 + BUDGET_OVERRUN):
                 workers.interrupt()
                 for channel in list(workers.busy):
                     workers.take(channel, pending=0)

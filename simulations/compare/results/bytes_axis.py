@@ -33,8 +33,10 @@ class View:
     """What a comparison shows.
 
     ``bytes`` adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer
-    on it. ``left_out``: lines about methods and settings that are left out. ``notes``: how the
-    settings were chosen. ``labels``: what it calls methods, by their own labels.
+    on it.
+    ``left_out``: lines about methods and settings that are left out.
+    ``notes``: how the settings were chosen.
+    ``labels``: what it calls methods, by their own labels.
     """
 
     bytes: bool = False

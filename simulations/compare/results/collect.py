@@ -17,7 +17,7 @@ from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.journal import Link
 from fedlsg.simulations.storage.results import Result, read_run
 
-SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
+COLUMN_SETTINGS = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""
 
 LABELLED = 2
@@ -146,5 +146,5 @@ def _binding(run: Result) -> dict[str, Any]:
 
 def _hidden(run: Result) -> dict[str, Any]:
     """The binding settings that have no column, in the order of their names."""
-    shown = SHOWN | {name for name, _ in run.varied}
+    shown = COLUMN_SETTINGS | {name for name, _ in run.varied}
     return {name: value for name, value in sorted(_binding(run).items()) if name not in shown}

@@ -49,14 +49,18 @@ NO_LABELS: Labels = MappingProxyType({})
 def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame:
     """A row for each line: epsilon targets ascending, no target last, then the best mean first.
 
-    labels: see ``relabelled``. It has the columns of table.csv, shares in 0..1, and:
-        runs: all its runs               run: one of them, a finished one if there is one
-        varied: the settings that its comparison varies      settings: those of its name
+    labels: see ``relabelled``. A row has the columns of table.csv, shares in 0..1, and:
+        runs: all its runs
+        run: one of them, a finished one if there is one
+        varied: the settings that its comparison varies
+        settings: those of its name
         level: what its epsilon protects, if that is not one example
         by_loss: its workload has no accuracy, so scores are losses
         more_is_better: the best line is that of the highest score
-        scores: (seed, score) pairs      mean, sd: of the scores
-        height, spread: mean and sd as they are shown        deficit: the best line has the lowest
+        scores: (seed, score) pairs
+        mean, sd: of the scores
+        height, spread: mean and sd as they are shown
+        deficit: the best line has the lowest
     """
     runs = pd.DataFrame(map(_row, results), dtype=object)
     runs[NUMBERS] = runs[NUMBERS].astype(float)

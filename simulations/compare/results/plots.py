@@ -30,7 +30,7 @@ NEAR = 0.1
 APART = 0.015
 CURVES = 10
 """So many learning curves, at most, are drawn of settings that are varied."""
-WIDE = 8.0
+LOG_SCALE_RATIO = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DASHES = ("-", "--", ":", "-.")
 FRONT = "Pareto front"
@@ -123,7 +123,7 @@ def values_axis(
     """An axis of the values of a setting, and their places: numbers at themselves."""
     numbers = all(map(is_number, values))
     places = list(map(float, values if numbers else range(len(values))))
-    log = numbers and places[0] > 0 and places[-1] / places[0] >= WIDE
+    log = numbers and places[0] > 0 and places[-1] / places[0] >= LOG_SCALE_RATIO
     ticks = spaced(list(zip(places, words, strict=True)), log=log)
     return Axis(label=name, log=log, ticks=ticks), dict(zip(values, places, strict=True))
 

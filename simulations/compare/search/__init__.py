@@ -1,10 +1,10 @@
-"""``fedlsg compare --search``: settings of each method are chosen by trials, then the comparison
-runs with the best.
+"""``fedlsg compare --search``: trials choose the settings of each method, which are then compared.
 
-space    ranges and lists of values                privacy  rows of the trials, and what choosing
-         costs
-pickers  what is tried next: TPE, random, grid     output   files, figures and page
-trials   methods and their trials, in turn
+space             ranges and lists of values
+pickers           what is tried next: TPE, random, grid
+trials            methods and their trials, in turn
+cost_of_choosing  rows of the trials, and the epsilon of choosing by them
+search_files      files, figures and page
 """
 
 import shlex

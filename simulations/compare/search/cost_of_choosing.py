@@ -15,7 +15,7 @@ from typing import Any
 
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
-from fedlsg.accounting.events import canonical, split
+from fedlsg.accounting.events import canonical, split_log_ratio
 from fedlsg.config.units import unit_named
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.words import epsilon_words
@@ -170,7 +170,7 @@ def epsilon_of(trials: Sequence[Trial], *, delta: float) -> float:
 
 def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """The fewest events with the same loss; the first one has the Lambda of all."""
-    plain, log_ratio = split(events)
+    plain, log_ratio = split_log_ratio(events)
     merged = canonical(plain)
     return tuple(replace(event, log_ratio=log_ratio) for event in merged[:1]) + merged[1:]
 

@@ -104,8 +104,9 @@ class Outcome(NamedTuple):
 class Found:
     """A search as far as it got.
 
-    given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command:
-    the runs to start.
+    given_up: why a method got no more trials.
+    privacy: what choosing costs, in sentences.
+    command: the runs to start.
     """
 
     job: Job

@@ -202,7 +202,7 @@ class Job:
         return f"{workload}: {names} of {len(self.arms)} methods chosen by trials"
 
 
-PATIENCE = 3
+MAX_FAILED_TRIALS = 3
 """So many trials of a method that fail, before one is done, end its trials: its settings cannot
 work.
 """
@@ -212,10 +212,11 @@ work.
 class Runner:
     """``after``: called when trials have ended.
 
-    given_up: why a method got no more trials, by its label. limits: of all trials. kept:
-    processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise
-    that a process has calibrated is not calibrated again. On Ray it is None: an idle process would
-    keep Ray workers that others wait for.
+    given_up: why a method got no more trials, by its label.
+    limits: of all trials.
+    kept: processes that stay for the next trials, see ``run_cells``. A start takes seconds, and
+        noise that a process has calibrated is not calibrated again. On Ray it is None: an idle
+        process would keep Ray workers that others wait for.
     """
 
     folder: Folder
@@ -309,7 +310,7 @@ class Runner:
     def _give_up(self, arm: Arm, trial: Trial) -> None:
         """End the trials of a method whose first ones all failed with an error."""
         outcomes = [asked.outcome for asked in self.pickers[arm.label].asked()]
-        if len(outcomes) >= PATIENCE and set(outcomes) == {"failed"}:
+        if len(outcomes) >= MAX_FAILED_TRIALS and set(outcomes) == {"failed"}:
             log = self.folder.log(arm.cell(trial.number, trial.params))
             self.given_up[arm.label] = (
                 f"its first {len(outcomes)} trials failed: {trial.result.reason} (a log: {log})"

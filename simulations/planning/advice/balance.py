@@ -21,12 +21,14 @@ class Balance:
 
     counts: (clients, classes) int64, rows; every client has one.
     sizes: (clients,) int64, N_k: of ``counted``, which are rows, or persons where they are the
-    unit.
+        unit.
     rates: (clients,) float64, q of each client.
     expected_batch: q times the mean size; the server divides by it.
-    delta: None if the method claims no epsilon. deltas: of each client, where they have their own.
-    names: what the data call the clients, if they do. classes: the same of the classes. dealt: how
-    values were dealt to them.
+    delta: None if the method claims no epsilon.
+    deltas: of each client, where they have their own.
+    names: what the data call the clients, if they do.
+    classes: the same of the classes.
+    dealt: how values were dealt to them.
     """
 
     title: str

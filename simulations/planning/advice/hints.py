@@ -45,7 +45,8 @@ class Ended:
     """Public numbers of a run at the accuracy of guessing.
 
     ``pull``: how far data move a weight at most, next to noise; None where it is not known.
-    ``losses``: of the test split, by round. ``ruled``: whether the learning rate is the rule's.
+    ``losses``: of the test split, by round.
+    ``ruled``: whether the learning rate is the rule's.
     ``whole``: the unit is a client.
     """
 

@@ -4,14 +4,15 @@ often it takes part, and how much it counts.
 A weight is a public constant made of declared sizes and rates, never of realised ones.
 
 Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server
-    divides by
-    default     1               a client counts by its expected batch q_k N_k: by its examples under
-                one sample_rate,
-                                like any other under one batch_size
+divides by. What a client counts:
+
+    default     1                     by its expected batch q_k N_k: by its examples under one
+                                      sample_rate, like any other under one batch_size
     examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
     clients     B / (q_k N_k)         like any other, whatever its size
     own         1 / sigma_k^2         under budgets of their own (``own_weights``): of all weighted
                                       means this one has the least noise
+
 The server multiplies values that have their noise already: it is post-processing, and no epsilon
 changes.
 """
@@ -50,9 +51,10 @@ def poisson_rate(s: Resolved, local: LocalTraining, num_examples: int) -> float:
 class Clients:
     """All clients, by number. No field changes, so what is cached here is never stale.
 
-    sizes: declared examples, or persons, N_k. names: what the data call them; None where they have
-    numbers alone, and at a server whose secret is who takes part. before: what they were charged
-    for before the rounds that come.
+    sizes: declared examples, or persons, N_k.
+    names: what the data call them; None where they have numbers alone, and at a server whose secret
+        is who takes part.
+    before: what they were charged for before the rounds that come.
     """
 
     settings: Resolved

@@ -23,8 +23,9 @@ from fedlsg.state import PublicState, ServerState
 class InitialState:
     """Makes models and states. No field changes, so what is cached here is never stale.
 
-    divisor: what the server divides a sum by. deployed: whether this process is a client with data
-    of its own, which runs no function that a setting names.
+    divisor: what the server divides a sum by.
+    deployed: whether this process is a client with data of its own, which runs no function that a
+        setting names.
     """
 
     settings: Resolved

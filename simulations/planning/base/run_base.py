@@ -38,12 +38,13 @@ from fedlsg.user_code.digest import digest_of, digest_of_all
 class Base:
     """The parts of a run. No field changes, so what is cached here is never stale.
 
-    settings: with their gaps filled. stream: labels that separate batches and noise of reproducible
-    runs with the same public seed.
+    settings: with their gaps filled.
+    stream: labels that separate batches and noise of reproducible runs with the same public seed.
     declared: N_k that the clients of a deployment declared; the server has none of their rows,
-    ``parts`` is empty. before: what the clients were charged for before the rounds that come.
+        ``parts`` is empty.
+    before: what the clients were charged for before the rounds that come.
     person: the number of each training row's person, where the unit is one: N_k counts these. None
-    elsewhere, and at the server of a deployment.
+        elsewhere, and at the server of a deployment.
     """
 
     settings: Resolved

@@ -22,10 +22,10 @@ from fedlsg.training import Persons
 class OwnData:
     """The data of a deployed client, which does not know the other clients' data.
 
-    client: its number in the federation. read: its training rows, in the form of the run's
-    workload.
+    client: its number in the federation.
+    read: its training rows, in the form of the run's workload.
     expected_batch: that of the federation, once the server has announced it; None assumes clients
-    of equal size.
+        of equal size.
     """
 
     client: int
@@ -56,8 +56,10 @@ class OwnPart(Sequence[Tensor]):
 class TrainingRows:
     """The training split in this process. No field changes, so what is cached here is never stale.
 
-    parts: rows of each client. person: the number of each row's person where the unit is one, and
-    N_k counts these. augment: random changes of inputs, or None. device: where batches go.
+    parts: rows of each client.
+    person: the number of each row's person where the unit is one, and N_k counts these.
+    augment: random changes of inputs, or None.
+    device: where batches go.
     """
 
     settings: Resolved

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import trained_weights
-from fedlsg.privacy.trained_weights import DIGEST, NOTED, digest_of
+from fedlsg.privacy.trained_weights import DIGEST_BYTES, MAX_NOTED_PARAMETERS, digest_of
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.trust import WEIGHTS, known, remember
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -29,8 +29,8 @@ def remember_weights(plan: Base, run: RunDir) -> None:
         (tensors[name] for name in facts["trained"] if name in tensors), key=lambda t: -t.numel()
     )
     moved = [digest for t in trained if (digest := digest_of(t)) not in before]
-    whole = [digest.hex() for digest in moved if len(digest) == DIGEST]
-    remember(((digest, str(run.path)) for digest in whole[:NOTED]), WEIGHTS)
+    whole = [digest.hex() for digest in moved if len(digest) == DIGEST_BYTES]
+    remember(((digest, str(run.path)) for digest in whole[:MAX_NOTED_PARAMETERS]), WEIGHTS)
 
 
 def learn_weights() -> None:

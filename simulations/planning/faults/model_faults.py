@@ -22,7 +22,7 @@ from fedlsg.simulations.workloads import Split, to_device
 from fedlsg.training import make_optimizer
 from fedlsg.user_code.objects import restored
 
-PROBES = 7
+PROBE_ROWS = 7
 """Public rows that a model is tried on."""
 TOKENS = 16
 """Most tokens of a probe text, if enough texts are that short: the check of long texts is slow."""
@@ -132,8 +132,8 @@ def probes(test: Split) -> Int64[Tensor, " rows"]:
     rows = test.order(torch.arange(len(test)))
     if test.lengths is not None:
         short = int((test.lengths <= TOKENS).sum())
-        rows = rows[: max(short, PROBES)]
-    return rows[torch.linspace(len(rows) - 1, 0, PROBES).long()]
+        rows = rows[: max(short, PROBE_ROWS)]
+    return rows[torch.linspace(len(rows) - 1, 0, PROBE_ROWS).long()]
 
 
 def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -> None:

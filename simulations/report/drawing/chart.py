@@ -25,7 +25,7 @@ DESCRIBED = 12
 """Series of a chart that its words describe."""
 LETTERS = 60
 """Letters that fit below a chart."""
-LARGEST = 1e100
+MAX_DRAWN_NUMBER = 1e100
 """Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with
 an axis of 1e308.
 """
@@ -66,10 +66,11 @@ class Series:
     """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
     up at ``x``.
 
-    low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars
-    across. Bars of one chart are stacked. direct: a reference has its name on its line, not in the
-    legend. line: whether points are joined. words: what a reader of a point is told next to
-    its numbers. An empty name is not in the legend.
+    low, high: ends of error bars, or of a band around ``y``.
+    left, right: ends of error bars across. Bars of one chart are stacked.
+    direct: a reference has its name on its line, not in the legend.
+    line: whether points are joined.
+    words: what a reader of a point is told next to its numbers. An empty name is not in the legend.
     """
 
     name: str = ""
@@ -278,7 +279,7 @@ def _place(value: Any, axis: Axis) -> str:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a point can be drawn there."""
-    return value is not None and math.isfinite(value) and abs(value) <= LARGEST
+    return value is not None and math.isfinite(value) and abs(value) <= MAX_DRAWN_NUMBER
 
 
 def digits(low: float, high: float) -> tuple[int, ...]:

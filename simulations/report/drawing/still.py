@@ -24,7 +24,7 @@ from fedlsg.simulations.report.drawing.chart import (
 )
 from fedlsg.simulations.report.drawing.colours import ALARM, AXIS, GRID, WHITE, WORDS
 
-ALONE, NEXT = 538, 403
+ALONE_PIXELS, NEXT = 538, 403
 """CSS pixels of a chart alone on a page, as wide as a phone can show it, and of one next to
 another.
 """
@@ -33,12 +33,12 @@ TEXT, LETTER, LINE = 12, 7.7, 15
 NAMES = 0.5
 """Share of a chart's width that names next to the axis take at most."""
 TICK, GAP, TOP, RIGHT = 4, 4, 8, 16
-MARGIN = 0.05
+AXIS_MARGIN = 0.05
 """Share of an axis beyond the data, at each end."""
 ACROSS, UP = 50, 32
 """CSS pixels between two ticks, at least."""
 STEPS, WHOLE = (1, 2, 2.5, 5, 10), (1, 2, 5, 10)
-SMALLEST = 1e-100
+MIN_LOG_NUMBER = 1e-100
 """Smaller numbers are not drawn on a logarithmic axis: its ends have to be numbers, too."""
 SAME = 1e-5
 """Numbers that differ by this share count as one: the names of ticks between them would be
@@ -59,7 +59,7 @@ class Scale:
     turned: bool = False
 
     def takes(self, value: float | None) -> TypeGuard[float]:
-        return is_number(value) and (value >= SMALLEST or not self.axis.log)
+        return is_number(value) and (value >= MIN_LOG_NUMBER or not self.axis.log)
 
     def at(self, value: float) -> float:
         low, high = self.low, self.high
@@ -121,12 +121,12 @@ def scale(
         drawn = [1.0, 10.0] if axis.log else [0.0, 1.0]
     low, high = min(drawn), max(drawn)
     if axis.log:
-        more = (high / low) ** MARGIN if high > low * (1 + SAME) else 1.1
+        more = (high / low) ** AXIS_MARGIN if high > low * (1 + SAME) else 1.1
         low, high = low / more, high * more
     else:
         most = max(-low, high)
-        least = max(SMALLEST, SAME * most)
-        more = MARGIN * next((wide for wide in (high - low, most) if wide > least), 1.0)
+        least = max(MIN_LOG_NUMBER, SAME * most)
+        more = AXIS_MARGIN * next((wide for wide in (high - low, most) if wide > least), 1.0)
         low, high = low - more * (low not in ends), high + more * (high not in ends)
     low = low if axis.low is None else axis.low
     high = high if axis.high is None else axis.high
@@ -136,7 +136,7 @@ def scale(
 
 def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     """The inside of an SVG, and its size in CSS pixels, of a chart with ``across`` in a row."""
-    width = ALONE if across == 1 else NEXT
+    width = ALONE_PIXELS if across == 1 else NEXT
     xs, ys = list[float | None](), list[float | None]()
     for one, points in chart.stacked():
         xs += chain(one.x, one.left, one.right, *((p.left, p.right) for p in points))

@@ -39,7 +39,7 @@ SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-
 """Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated
 clock.
 """
-MOST = 600
+MAX_LINE_POINTS = 600
 """Points of a line, about: more cannot be told apart, and a page of very many rounds would be
 large.
 """
@@ -229,9 +229,9 @@ def thinned(line: Series) -> Series:
     lost, and both ends.
     """
     x, y = line.x, [0.0 if value is None else value for value in line.y]
-    if len(x) <= MOST:
+    if len(x) <= MAX_LINE_POINTS:
         return line
-    size, kept = ceil(2 * len(x) / MOST), {0, len(x) - 1}
+    size, kept = ceil(2 * len(x) / MAX_LINE_POINTS), {0, len(x) - 1}
     for start in range(0, len(x), size):
         stretch = range(start, min(start + size, len(x)))
         kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}

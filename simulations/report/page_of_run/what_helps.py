@@ -26,7 +26,7 @@ UNSPENT = 0.9
 """A run that spent less than this share of its budget has some left."""
 HIDDEN = 1.0
 """rho above which the noise of a step is longer than the clip norm."""
-FAR = 0.1
+FAR_BEHIND = 0.1
 """Accuracy by which the worst client is behind the mean for a hint."""
 Hint = tuple[str, str]
 """What to try, and why."""
@@ -167,7 +167,7 @@ def _noise(result: Result) -> Iterator[Hint]:
 
 def _clients(result: Result) -> Iterator[Hint]:
     said = result.summary.get("accuracy_by_client")
-    if said and said["mean"] - said["worst"] > FAR:
+    if said and said["mean"] - said["worst"] > FAR_BEHIND:
         yield (
             "The worst client",
             f"One client has {percent(said['worst'])}, the mean is {percent(said['mean'])}. "

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 
 PIXELS = 96
 """CSS pixels of an inch."""
-PANEL, WIDE = 4.2, 7.2
+PANEL, WIDE_INCHES = 4.2, 7.2
 """Inches of a chart next to another one, and alone."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
@@ -121,7 +121,7 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
     """All charts as one figure of matplotlib: for notebooks, PNG and papers."""
     shared = share_names(charts)
     across = min(columns, len(charts))
-    size = (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
+    size = (WIDE_INCHES if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
     legend = keys(charts) if shared else ()
     entries = max(1, round(across * size[0] / ENTRY))
     figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))

@@ -189,8 +189,8 @@ class Drawing(Part):
     """Panels with one caption and, if they share one, one legend: next to each other where there is
     room.
 
-    columns: panels in a row at most. data: of the panels, for the page's script, as
-    ``script_json``.
+    columns: panels in a row at most.
+    data: of the panels, for the page's script, as ``script_json``.
     """
 
     panels: tuple[Panel, ...]
@@ -366,9 +366,10 @@ class Page:
     """A whole page: what it is about, one line on what was measured, what nobody may overlook, and
     the sections.
 
-    kind: what made it. headline: the result in one sentence, from the results. badge: a word that
-    nobody may overlook,
-    and how it is coloured. advice: what a reader may do, which is no warning.
+    kind: what made it.
+    headline: the result in one sentence, from the results.
+    badge: a word that nobody may overlook, and how it is coloured.
+    advice: what a reader may do, which is no warning.
     """
 
     title: str

@@ -19,12 +19,14 @@ Words = Callable[[Any], str]
 class Column:
     """What a table says of an item in one column.
 
-    name: the heading, with the unit; empty: files have the column, and pages do not. value: of an
-    item, for files: a function, or the name of its attribute, with dots.
-    form: how people read the value, a format as ".2f" or a function; None and NaN are "--". key:
-    the name in CSV, JSON and code; empty: not in files. words: of an item, in place of the value in
-    its form. left: words, aligned on the left, which may fold. optional: a narrow terminal leaves
-    it out, 1 first. best: which value of a group of rows a page marks, the most or the least.
+    name: the heading, with the unit; empty: files have the column, and pages do not.
+    value: of an item, for files: a function, or the name of its attribute, with dots.
+    form: how people read the value, a format as ".2f" or a function; None and NaN are "--".
+    key: the name in CSV, JSON and code; empty: not in files.
+    words: of an item, in place of the value in its form.
+    left: words, aligned on the left, which may fold.
+    optional: a narrow terminal leaves it out, 1 first.
+    best: which value of a group of rows a page marks, the most or the least.
     """
 
     name: str

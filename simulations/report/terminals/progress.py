@@ -115,14 +115,12 @@ class Meter:
         even: bool = True,
     ) -> None:
         self.even = even
-        self.console, self.total, self.first, self.of, self.what, self.pause = (
-            console,
-            total,
-            first,
-            of,
-            what,
-            pause,
-        )
+        self.console = console
+        self.total = total
+        self.first = first
+        self.of = of
+        self.what = what
+        self.pause = pause
         self.began = self.printed = monotonic()
         self.marks: list[tuple[float, float]] = []
         self.estimated = False

@@ -40,7 +40,7 @@ STYLES = {
     "dim": "dim",
     "alert": "bold red",
 }
-WIDE, NARROW = 2, 1
+WIDE_SPACES, NARROW_SPACES = 2, 1
 """Spaces between columns."""
 
 
@@ -52,7 +52,7 @@ def terminal_table(table: Table, width: int) -> Group:
     """
     title = [Text(table.title, style="bold")] if table.title else []
     hidden = (table.optional[:count] for count in range(len(table.optional) + 1))
-    views = (_view(table, some, space) for some in hidden for space in (WIDE, NARROW))
+    views = (_view(table, some, space) for some in hidden for space in (WIDE_SPACES, NARROW_SPACES))
     return Group(*title, next((view for view in views if _width(view) <= width), _narrowest(table)))
 
 
@@ -125,7 +125,7 @@ def _narrowest(table: Table) -> View:
         replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells))
         for row in table.rows
     )
-    return _view(replace(table, rows=rows), table.optional, NARROW)
+    return _view(replace(table, rows=rows), table.optional, NARROW_SPACES)
 
 
 def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
@@ -150,7 +150,7 @@ def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
 
 def fits(table: Table, width: int) -> bool:
     """Whether all columns of the table fit on a terminal of ``width`` columns."""
-    return _width(_view(table, (), WIDE)) <= width
+    return _width(_view(table, (), WIDE_SPACES)) <= width
 
 
 def _width(view: View) -> int:

@@ -186,39 +186,39 @@ class LoadedWorkload:
 
     test: the public split that accuracy is reported on, under ``test_name``.
     other_tests: more test splits by name, whose accuracies are averaged with it, each with the same
-    weight.
+        weight.
     num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other
-    targets.
-    loss: one value an example, shape (B,). metrics: more numbers that are measured on the test
-    splits, by name.
+        targets.
+    loss: one value an example, shape (B,).
+    metrics: more numbers that are measured on the test splits, by name.
     models: builders by name, the first is the default; build through ``build_model``.
     classifier: the path of the head in every model, whose last Linear stays dense; None: the
-    model's last Linear.
+        model's last Linear.
     augment: changes training inputs at random, or None; never applied to a test split.
-    columns: values of the training rows by which clients may be formed, or that say whose a row
-    is, by name (N,).
+    columns: values of the training rows by which clients may be formed, or that say whose a row is,
+        by name (N,).
     test_columns: the same of the rows of ``test``, by which they are split over the clients.
     unit: the column of persons that the data were declared with; "": none.
     parts: the clients that the data bring, for partition=given; rows of nobody are not trained on.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its
-    data.
+        data.
     method_defaults: what differs from it for a method, by method and setting.
     read: reads a client's own rows, in the form of the public ones; None if clients cannot hold
-    their own.
+        their own.
     synthetic: public inputs from no data at all, by name, the default first; empty if nothing is
-    known that fits.
+        known that fits.
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
     features: what reports say of the public features that the inputs are; None for inputs as they
-    are.
+        are.
     raw: the workload whose inputs became these features; None for inputs as they are.
     encode: images as ``Split.encoded_from`` has them to these features, with a graph back to their
-    pixels; None for inputs as they are, and where there is no graph.
+        pixels; None for inputs as they are, and where there is no graph.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
     normalised: mean and deviation of each column or channel that inputs were normalised by, with
-    normalise=public.
+        normalise=public.
     data: how rows of a user's own were read, for users of the model: columns, classes, scale. All
-    of it public.
+        of it public.
     said: the same in one line for the owner of the data, with the number of rows.
     Raises ValueError for a label outside [0, num_classes).
     """

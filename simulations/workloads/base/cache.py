@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlsg.locks import is_locked, locked
-from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
+from fedlsg.owner_only import FOLDER_MODE, is_closed, make_parents, open_file
 from fedlsg.simulations.models.pretrained import file_digest
 from fedlsg.simulations.workloads.base import Progress
 
@@ -120,7 +120,7 @@ def _write(directory: Path, arrays: Mapping[str, np.ndarray], *, private: bool) 
     ``private``: for their owner only, as the cache is; the temporary folder around ``directory``
     always is.
     """
-    directory.mkdir(mode=FOLDER if private else 0o777)
+    directory.mkdir(mode=FOLDER_MODE if private else 0o777)
     for name, array in arrays.items():
         with open(directory / f"{name}.npy", "wb", opener=open_file) as stream:
             np.save(stream, array)

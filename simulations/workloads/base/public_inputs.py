@@ -28,11 +28,11 @@ class Pixels:
     """How a workload stores images.
 
     form: of one stored image, with ``channel`` the place of its channels, None for grey images
-    without.
-    black, white: stored values of 0 and 1. whole: whether they are stored as uint8, else as
-    float32.
+        without.
+    black, white: stored values of 0 and 1.
+    whole: whether they are stored as uint8, else as float32.
     prepare: from stored images to the model's inputs: the workload's own, so that it is the same
-    normalisation.
+        normalisation.
     """
 
     form: tuple[int, ...]
@@ -153,7 +153,8 @@ class WordDraw:
     """``draw(count, generator)``: bags of words as the model takes them; the vocabulary is read at
     the first draw.
 
-    texts: 1, or 2 for pairs. max_length: most tokens of a text or pair.
+    texts: 1, or 2 for pairs.
+    max_length: most tokens of a text or pair.
     """
 
     tokenizer: Any

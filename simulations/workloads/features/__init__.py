@@ -18,7 +18,7 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.config.choices import choose
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.patches import PatchSettings
-from fedlsg.simulations.models.small import WIDTH, heads
+from fedlsg.simulations.models.small import DEFAULT_WIDTH, heads
 from fedlsg.simulations.workloads.base import (
     LoadedWorkload,
     Options,
@@ -75,7 +75,7 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     pixels, synthetic = _synthetic(raw, encoder)
     return replace(
         encoded,
-        models=heads(shape, classes, width=options.head_width or WIDTH),
+        models=heads(shape, classes, width=options.head_width or DEFAULT_WIDTH),
         classifier="classifier",
         augment=None,
         features={

@@ -1,4 +1,4 @@
-"""Products with large matrices, in blocks of BLOCK rows: the matrix is read once for a block.
+"""Products with large matrices, in blocks of BLOCK_ROWS rows: the matrix is read once for a block.
 
 Guarantee: the bits of a row of the product depend on that row and the matrix alone, neither on the
 other rows of its block nor on its place there. Every block has the same shape, a short one is
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK = 32
+BLOCK_ROWS = 32
 LARGE = 1e18
 """A number that no sum forgets, where rows are mixed."""
 
@@ -23,15 +23,15 @@ class Product:
     """
 
     def __init__(self, matrix: Float[Tensor, "d k"]) -> None:
-        self.matrix, self.rows = matrix, BLOCK
+        self.matrix, self.rows = matrix, BLOCK_ROWS
         if not self._keeps_apart():
             self.rows = 1
 
     def _keeps_apart(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         row = torch.randn(1, len(self.matrix), generator=generator)
-        equal = self(row.expand(BLOCK, -1))
-        mixed = torch.full((BLOCK, len(self.matrix)), LARGE)
+        equal = self(row.expand(BLOCK_ROWS, -1))
+        mixed = torch.full((BLOCK_ROWS, len(self.matrix)), LARGE)
         mixed[::2] = row
         return bool((equal == equal[0]).all() and (self(mixed)[::2] == equal[0]).all())
 

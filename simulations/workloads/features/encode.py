@@ -11,7 +11,7 @@ They are normalised each example by itself, or by statistics of synthetic inputs
 none           as they are
 group          mean 0 and variance 1 in groups of channels of one example
 pool           maps averaged over squares of 2x2: a quarter of the values
-unit           length LENGTH, so that a bias and a clip norm of 1 count as a tenth of it
+unit           length UNIT_LENGTH, so that a bias and a clip norm of 1 count as a tenth of it
 leaves, pink   centred and decorrelated by the features of synthetic images; tokens: by those of
                bags of words
 group+leaves   several, from left to right
@@ -39,7 +39,7 @@ from fedlsg.simulations.models.small import GROUPS
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.cache import load_or_build
 from fedlsg.simulations.workloads.base.split import Inputs, Split
-from fedlsg.simulations.workloads.features.blocks import BLOCK, Product
+from fedlsg.simulations.workloads.features.blocks import BLOCK_ROWS, Product
 
 FORMAT = "float16, one example at a time, version 2"
 SAID_EVERY = 1000
@@ -51,12 +51,12 @@ DIGESTED_AT_ONCE = 256
 class Encoder:
     """A public, frozen function from the inputs of one example to its features.
 
-    name: what reports call it. digest: of all that the function depends on: weights or filters,
-    code, libraries.
+    name: what reports call it.
+    digest: of all that the function depends on: weights or filters, code, libraries.
     encode: inputs (1, ...) to features (1, D) or (1, C, h, w), float32 on the CPU.
     steps: what is done with features (B, ...) after that; a row's bits depend on that row alone.
     pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
-    models.
+        models.
     graph: as ``encode``, with a graph back to its inputs; None where there is none.
     """
 
@@ -146,7 +146,7 @@ def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
 
 
 def _in_blocks(count: int) -> list[range]:
-    return [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
+    return [range(start, min(start + BLOCK_ROWS, count)) for start in range(0, count, BLOCK_ROWS)]
 
 
 def as_float(stored: np.ndarray) -> Tensor:
@@ -199,7 +199,7 @@ def digest_arrays(arrays: Mapping[str, np.ndarray], salt: str) -> str:
 
 ROWS = 1000
 """Synthetic inputs that statistics are taken of."""
-LENGTH, SMALLEST = 10.0, 1e-12
+UNIT_LENGTH, MIN_LENGTH = 10.0, 1e-12
 """Length of an example's features after ``unit``, and the least that is divided by."""
 POWER, DAMPING = -0.25, 0.01
 """Exponent of the covariance, and what is added to its eigenvalues, as a share of their mean."""
@@ -218,8 +218,8 @@ def pooled(encoder: Encoder) -> Encoder:
 
 
 def lengthened(encoder: Encoder) -> Encoder:
-    """Length LENGTH, whatever the contrast of an image or the number of features is."""
-    return encoder.then(partial(_each, _lengthened), f"{encoder.digest} unit {LENGTH}")
+    """Length UNIT_LENGTH, whatever the contrast of an image or the number of features is."""
+    return encoder.then(partial(_each, _lengthened), f"{encoder.digest} unit {UNIT_LENGTH}")
 
 
 def _each(function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Flo
 
 def _lengthened(x: Tensor) -> Tensor:
     length: Tensor = x.norm()
-    return x * (LENGTH / length.clamp(min=SMALLEST))
+    return x * (UNIT_LENGTH / length.clamp(min=MIN_LENGTH))
 
 
 def _grouped(x: Tensor) -> Tensor:

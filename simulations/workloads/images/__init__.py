@@ -48,10 +48,12 @@ from fedlsg.simulations.workloads.rows.image_contents import Taken
 class ImageSet:
     """An image-classification data set of the hub, and its preset.
 
-    shape: None takes the shape of the first image. mean, std: channel statistics of pixels in 0..1,
-    public constants;
-    never computed from the run's data. augment: for images that are large enough. defaults,
-    method_defaults: see ``LoadedWorkload``. more: splits whose rows follow those of ``train``.
+    shape: None takes the shape of the first image.
+    mean, std: channel statistics of pixels in 0..1, public constants; never computed from the run's
+        data.
+    augment: for images that are large enough.
+    defaults, method_defaults: see ``LoadedWorkload``.
+    more: splits whose rows follow those of ``train``.
     """
 
     name: str
@@ -80,8 +82,7 @@ class ImageSet:
         Raises:
             FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``find_set``.
             ValueError: an unreadable shard, other columns, a label or image that does not fit the
-                data set, an
-                option that images do not use.
+                data set, an option that images do not use.
             OSError: the cache folder cannot be written.
         """
         refuse_unused(request.options, workload=self.name, used=IMAGES)
@@ -288,17 +289,15 @@ class HubImages:
         class.
         Raises:
             ValueError: no dataset, unknown columns or splits (with those there are), images of
-                several sizes, a label
-                out of range, damaged files, an option that images do not use.
-            FileNotFoundError: not in the local mirror. ConnectionError: the hub cannot be reached
-                or does not have it.
+                several sizes, a label out of range, damaged files, an option that images do not
+                use.
+            FileNotFoundError: not in the local mirror.
+            ConnectionError: the hub cannot be reached or does not have it.
             ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
             OSError: the cache folder cannot be written.
         """
-        options, used = (
-            request.options,
-            ("dataset", "subset", "input_columns", "label_column", "test_split", *IMAGES),
-        )
+        options = request.options
+        used = ("dataset", "subset", "input_columns", "label_column", "test_split", *IMAGES)
         refuse_unused(options, workload="hf-image", used=used)
         if options.dataset is None:
             raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")

@@ -62,8 +62,7 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """Learning rates by runs on held-out rows (holdout = 0.2).
 
 ``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8.
-``topk`` and
-``powersgd``, which add no noise: two runs each, seeds 10 and 11.
+``topk`` and ``powersgd``, which add no noise: two runs each, seeds 10 and 11.
 """
 
 

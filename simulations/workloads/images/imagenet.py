@@ -70,7 +70,8 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"
 class ImageFiles:
     """Images in files, decoded when their rows are asked for: the ``Stored`` of a split.
 
-    paths: relative to ``root``, as bytes (N,). taken: what of an image is read.
+    paths: relative to ``root``, as bytes (N,).
+    taken: what of an image is read.
     """
 
     root: Path

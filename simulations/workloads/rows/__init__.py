@@ -1,12 +1,15 @@
 """Rows with columns: tables, folders of images and sets of the hub, read once, by one set of rules.
 
-    files      a path of a .csv, .tsv, .jsonl or .parquet file -> a table of pyarrow
-    table      columns by their names: inputs, targets, index columns, classes
-    images     Pillow's images -> arrays by one rule of scale; folders with a folder for each class;
-               what of an image is taken, so that nothing is lost without a word
-    hub        shards of a mirror, or the ``datasets`` library -> batches of columns
-    read       whatever ``fedlsg.Workload`` takes -> ``Rows``
-    transform  a transform of a user's own, and the check that it makes each row from itself alone
+    read            whatever ``fedlsg.Workload`` takes -> ``Rows``
+    table_files     a path of a .csv, .tsv, .jsonl or .parquet file -> a table of pyarrow
+    columns         columns by their names: inputs, targets, index columns, classes
+    image_folders   images -> arrays by one rule of scale; a folder of images for each class
+    image_contents  what of an image is taken, so that nothing is lost without a word
+    hub             shards of a mirror, or the ``datasets`` library -> batches of columns
+    decode          columns of the hub -> images of one size as arrays, texts with labels
+    loaders         data inside of something else, such as a ``DatasetDict``
+    transform       a user's own transform, and the check that it makes each row from itself alone
+
 Sizes, scales and classes follow from public rows (test) or a declared list, never from training
 rows.
 
@@ -78,12 +81,13 @@ class Rows:
     """``inputs``: N stored examples; ``targets``: (N, ...); ``prepare``: from stored rows to the
     model's inputs.
 
-    ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the
-    data say them.
-    ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's
-    pixels that is 1,
-    for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
-    ``drawn``: as in ``Split``. ``decoded``: whether the inputs were images of files or of Pillow.
+    ``columns``: other values of the rows, by name (N,).
+    ``classes``: names of the classes, if the data say them.
+    ``names``, ``target_names``: the columns of inputs and targets.
+    ``white``: the value of a file's pixels that is 1, for images of more than 8 bits.
+    ``left_out``: what of the data is no input and no target.
+    ``drawn``: as in ``Split``.
+    ``decoded``: whether the inputs were images of files or of Pillow.
     """
 
     inputs: Stored

@@ -39,7 +39,8 @@ def is_table(data: Any) -> bool:
 class Table:
     """Columns by name: of pyarrow, or lists of things that it does not hold.
 
-    indexes: columns that number the rows. published: names of the classes of a column, in order.
+    indexes: columns that number the rows.
+    published: names of the classes of a column, in order.
     path: of its file.
     targets: of a pair (table, targets), which has them apart.
     """
@@ -67,10 +68,8 @@ class Table:
         indexes: list[str] = []
         published: dict[str, tuple[str, ...]] = {}
         if hasattr(data, "iloc"):
-            names, values = (
-                list(data.columns),
-                [_of_pandas(data.iloc[:, place]) for place in range(data.shape[1])],
-            )
+            names = list(data.columns)
+            values = [_of_pandas(data.iloc[:, place]) for place in range(data.shape[1])]
         else:
             data, published = _as_arrow(data)
             names, values = data.column_names, list(data.columns)

@@ -310,9 +310,9 @@ class OwnRows:
     """Reads a client's own rows from a file, or from a folder with shards of ``train``: a
     workload's ``read``.
 
-    test: public rows, whose form is wanted. parquet: reads such files, given the cache folder; None
-    where rows are
-    arrays. mirror: name and subset of the set, in whose layout of the hub a folder may be.
+    test: public rows, whose form is wanted.
+    parquet: reads such files, given the cache folder; None where rows are arrays.
+    mirror: name and subset of the set, in whose layout of the hub a folder may be.
     """
 
     name: str

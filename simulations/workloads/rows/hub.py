@@ -2,10 +2,9 @@
 hub itself.
 
 The layout of a mirror is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. It has
-priority over the
-hub and is never completed from it: nobody has checked a mixture of two sources. Without one,
-published sets are downloaded, and others come through the ``datasets`` library. All hold tables of
-arrow, with the library's description of the columns in their schema.
+priority over the hub and is never completed from it: nobody has checked a mixture of two sources.
+Without one, published sets are downloaded, and others come through the ``datasets`` library. All
+hold tables of arrow, with the library's description of the columns in their schema.
 """
 
 import hashlib

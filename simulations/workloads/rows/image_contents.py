@@ -32,7 +32,8 @@ class ContentError(ValueError):
 class Taken:
     """What is taken of an image. size: pixels on a side to which it is scaled; None: as it is.
 
-    background: a colour of Pillow's names. frame: from 0. None: an image that needs it is refused.
+    background: a colour of Pillow's names.
+    frame: from 0. None: an image that needs it is refused.
     """
 
     size: int | None = None

@@ -37,7 +37,7 @@ from fedlsg.simulations.workloads.rows.table_files import NoFileError, is_table_
 from fedlsg.simulations.workloads.rows.transform import (
     AT_ONCE,
     BY_COLUMN,
-    PROBES,
+    PROBE_ROWS,
     Prepare,
     check_same_item,
     is_same_item,
@@ -78,7 +78,7 @@ def _with_texts(table: Table, columns: Columns) -> Columns:
         or any(name in columns.texts for name in names)
     ):
         return columns
-    values = [table.values(name)[:PROBES] for name in names]
+    values = [table.values(name)[:PROBE_ROWS] for name in names]
     if any(value.dtype.kind not in "iuf" or value.ndim > 1 for value in values):
         return columns
     numbers = torch.from_numpy(np.stack(values, axis=1).astype(np.float32))

@@ -15,7 +15,7 @@ from fedlsg import bounded
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
 JSON, PARQUET = (".jsonl", ".ndjson"), (".parquet", ".pq")
 SUFFIXES = (*DELIMITERS, *JSON, *PARQUET)
-BLOCK, MOST = 2**22, 2**31 - 1
+BLOCK_BYTES, MAX_BLOCK_BYTES = 2**22, 2**31 - 1
 """Bytes of a CSV file that are parsed at a time, and the most that pyarrow takes; a row lies within
 two blocks.
 """
@@ -98,7 +98,7 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
         if delimiter == ";" and _DECIMAL_COMMA.search(sample) and not _DECIMAL_POINT.search(sample)
         else "."
     )
-    block = BLOCK
+    block = BLOCK_BYTES
     while True:
         try:
             table = csv.read_csv(
@@ -115,9 +115,9 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
         except pa.ArrowInvalid as error:  # a row is longer than a block
             if "invalid UTF8" in str(error):  # in a column that is said to be of texts
                 raise _NotUtf8Error from None
-            if "straddling" not in str(error) or block == MOST:
+            if "straddling" not in str(error) or block == MAX_BLOCK_BYTES:
                 raise
-            block = min(16 * block, MOST)
+            block = min(16 * block, MAX_BLOCK_BYTES)
     if any(pa.types.is_binary(kind) for kind in table.schema.types):
         raise _NotUtf8Error
     try:

@@ -31,7 +31,7 @@ LIST_OF_THINGS = (
     "give transform=, a function from a list of them to a tensor or a dict of tensors (of texts: a "
     "tokenizer that pads to one length)"
 )
-PROBES = 6
+PROBE_ROWS = 6
 """Rows that are transformed alone and together."""
 
 
@@ -129,7 +129,7 @@ def transformed(
                     f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} "
                     f"rows, and {tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
                 )
-        rows = range(0, len(chunk), max(1, len(chunk) // PROBES)) if start == 0 else (0,)
+        rows = range(0, len(chunk), max(1, len(chunk) // PROBE_ROWS)) if start == 0 else (0,)
         for row in {*rows, len(chunk) - 1}:
             check_same_rows([make(chunk[row : row + 1])], parts[-1], [row], what)
         progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
@@ -270,7 +270,7 @@ def check_transform(
                 "columns"
             )
     with own_draws("cpu"):
-        places = np.linspace(0, count - 1, min(PROBES, count)).astype(np.int64)
+        places = np.linspace(0, count - 1, min(PROBE_ROWS, count)).astype(np.int64)
         _check_rows(lambda chosen: prepared(inputs, prepare, places[chosen]), len(places), what)
 
 

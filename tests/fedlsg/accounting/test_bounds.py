@@ -17,7 +17,8 @@ from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.certified import epsilon, upper_or_inf
-from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
+from fedlsg.accounting.checks import check_delta
+from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 deltas = st.floats(-8, -3).map(lambda exponent: 10**exponent)

@@ -17,7 +17,14 @@ from fedlsg.accounting import calibrate, certified, closed_forms, population
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.certified import compose, upper_or_inf
 from fedlsg.accounting.closed_forms import surely_within
-from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
+from fedlsg.accounting.events import (
+    AccountingError,
+    Event,
+    add_log_ratio,
+    canonical,
+    smaller_delta,
+    split_log_ratio,
+)
 from fedlsg.accounting.population import displayed, move_to_grid, spread
 
 DELTA = 1e-5
@@ -78,13 +85,13 @@ def test_a_lambda_that_leaves_less_delta_than_the_witness_resolves_is_unwitnesse
 def test_lambda_zero_changes_no_bit(sigma, steps, q):
     plain = event(sigma, steps, q=q)
     assert plain == event(sigma, steps, -0.0, q=q)
-    assert split([plain]) == ((plain,), 0.0)
+    assert split_log_ratio([plain]) == ((plain,), 0.0)
     found = certified._certified(canonical([plain]), DELTA, {})
     assert compose([plain], delta=DELTA, accountants=CHEAP).upper == min(
         bound.upper for bound in found.values()
     )
     assert smaller_delta(DELTA, 0.0) == DELTA
-    assert raised(sigma, 0.0) == sigma
+    assert add_log_ratio(sigma, 0.0) == sigma
 
 
 @given(log_ratio=st.floats(1e-300, 600), exponent=st.floats(-15, -1e-3), epsilon=st.floats(0, 1e6))
@@ -93,7 +100,9 @@ def test_delta_is_rounded_down_and_epsilon_up(log_ratio, exponent, epsilon):
     with mpmath.workprec(1200):
         true = mpmath.mpf(delta) * mpmath.exp(-mpmath.mpf(log_ratio))
         assert true * (1 - mpmath.mpf(3e-15)) < smaller_delta(delta, log_ratio) < true
-    assert Fraction(raised(epsilon, log_ratio)) >= Fraction(epsilon) + 2 * Fraction(log_ratio)
+    assert Fraction(add_log_ratio(epsilon, log_ratio)) >= Fraction(epsilon) + 2 * Fraction(
+        log_ratio
+    )
 
 
 @pytest.mark.parametrize("wrong", [-1e-9, math.inf, math.nan])
@@ -115,7 +124,7 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
         compose(events, delta=DELTA)
     assert upper_or_inf(events, DELTA) == certified.rough(events, DELTA) == math.inf
     assert spread([events, [event()]], delta=DELTA).median == math.inf
-    for many in ([], [[event(2 + k)] for k in range(population.EXACT)]):
+    for many in ([], [[event(2 + k)] for k in range(population.MAX_EXACT_CLIENTS)]):
         assert displayed([[event()], events, *many], delta=DELTA).largest == math.inf
     assert not surely_within(events, epsilon=1e308, delta=DELTA)
     setting = {"epsilon": 5.0, "delta": DELTA, "sample_rate": 1.0, "log_ratio": log_ratio}
@@ -204,7 +213,8 @@ def populations_are_charged() -> bool:
     """
     some = [[event(log_ratio=0.1)], [event(log_ratio=LAMBDA)], [event(5.0)]]
     many = [
-        [event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)] for k in range(population.EXACT + 3)
+        [event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)]
+        for k in range(population.MAX_EXACT_CLIENTS + 3)
     ]
     largest = exact(4.0, 9, LAMBDA)
     found = [
@@ -223,21 +233,21 @@ def populations_are_charged() -> bool:
 
 
 def forgetful_split(events):
-    return split(events)[0], 0.0
+    return split_log_ratio(events)[0], 0.0
 
 
 def split_of_the_last(events):
-    plain, _ = split(events)
+    plain, _ = split_log_ratio(events)
     return plain, tuple(events)[-1].log_ratio
 
 
 def merged_with_the_first_lambda(clients):
-    parts = [split(events) for events in clients]
+    parts = [split_log_ratio(events) for events in clients]
     return [canonical(plain) for plain, _ in parts], parts[0][1]
 
 
 def merged_with_the_last_lambda(clients):
-    return merged_with_the_first_lambda(clients[::-1])[0][::-1], split(clients[-1])[1]
+    return merged_with_the_first_lambda(clients[::-1])[0][::-1], split_log_ratio(clients[-1])[1]
 
 
 def the_same_delta(delta, log_ratio):
@@ -249,24 +259,29 @@ def once_lambda(epsilon, log_ratio):
 
 
 PLANTS = {
-    "composition forgets": (composition_is_charged, certified, "split", forgetful_split),
+    "composition forgets": (composition_is_charged, certified, "split_log_ratio", forgetful_split),
     "composition keeps delta": (composition_is_charged, certified, "smaller_delta", the_same_delta),
-    "composition adds half": (composition_is_charged, certified, "raised", once_lambda),
-    "rough value forgets": (rough_value_is_charged, certified, "split", forgetful_split),
+    "composition adds half": (composition_is_charged, certified, "add_log_ratio", once_lambda),
+    "rough value forgets": (rough_value_is_charged, certified, "split_log_ratio", forgetful_split),
     "rough value keeps delta": (rough_value_is_charged, certified, "smaller_delta", the_same_delta),
-    "rough value adds half": (rough_value_is_charged, certified, "raised", once_lambda),
-    "calibration forgets": (calibration_is_charged, certified, "split", forgetful_split),
+    "rough value adds half": (rough_value_is_charged, certified, "add_log_ratio", once_lambda),
+    "calibration forgets": (calibration_is_charged, certified, "split_log_ratio", forgetful_split),
     "calibration forgets the others": (
         calibration_is_charged,
         certified,
-        "split",
-        lambda e: (split(e)[0], LAMBDA),
+        "split_log_ratio",
+        lambda e: (split_log_ratio(e)[0], LAMBDA),
     ),
-    "steps forget": (steps_are_charged, certified, "split", forgetful_split),
+    "steps forget": (steps_are_charged, certified, "split_log_ratio", forgetful_split),
     "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
-    "sure without Lambda": (nobody_is_wrongly_sure, closed_forms, "split", forgetful_split),
-    "sure with half": (nobody_is_wrongly_sure, closed_forms, "raised", once_lambda),
-    "population forgets": (populations_are_charged, population, "split", forgetful_split),
+    "sure without Lambda": (
+        nobody_is_wrongly_sure,
+        closed_forms,
+        "split_log_ratio",
+        forgetful_split,
+    ),
+    "sure with half": (nobody_is_wrongly_sure, closed_forms, "add_log_ratio", once_lambda),
+    "population forgets": (populations_are_charged, population, "split_log_ratio", forgetful_split),
     "population keeps delta": (
         populations_are_charged,
         population,
@@ -308,5 +323,5 @@ def test_a_lambda_of_one_event_for_all_is_caught(monkeypatch):
     events = [event(4.0, 5, 0.4), event(6.0, 5, 0.1)]
     truth = exact((5 / 16 + 5 / 36) ** -0.5, 1, 0.5)
     assert compose(events, delta=DELTA, accountants=CHEAP).upper >= truth
-    monkeypatch.setattr(certified, "split", split_of_the_last)
+    monkeypatch.setattr(certified, "split_log_ratio", split_of_the_last)
     assert compose(events, delta=DELTA, accountants=CHEAP).upper < truth

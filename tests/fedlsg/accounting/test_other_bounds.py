@@ -13,8 +13,8 @@ from benchmarks.privacy.exact_epsilon import inverted
 from fedlsg.accounting import Event, certified, compose, max_steps, pld, surely_within, tilt
 from fedlsg.accounting import events as grid
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier
-from fedlsg.accounting.certified import MOST_SETTINGS, WITNESSED, epsilon, upper_or_inf
-from fedlsg.accounting.events import AccountingError, canonical, in_words
+from fedlsg.accounting.certified import MAX_SETTINGS, MAX_WITNESSED_SETTINGS, epsilon, upper_or_inf
+from fedlsg.accounting.events import AccountingError, canonical, describe
 from fedlsg.accounting.population import displayed, spread
 from fedlsg.privacy.ledger import Ledger
 from tests.fedlsg.support.ledgers import entry
@@ -153,31 +153,31 @@ def test_fewer_settings_never_lose_less():
     many = canonical(different(40))
     exact = compose(many, delta=DELTA, accountants=("pld",))
     for most in (30, 10, 3, 1):
-        found = grid.fewer(many, most)
+        found = grid.coarsen(many, most)
         assert 1 <= len(found) <= most
         assert sum(e.steps for e in found) >= sum(e.steps for e in many if e.sample_rate < 1)
         assert compose(found, delta=DELTA, accountants=("pld",)).upper >= exact.upper
-    assert grid.fewer(many, 40) is many
+    assert grid.coarsen(many, 40) is many
 
 
 def test_more_settings_than_are_composed_one_by_one_give_an_upper_bound(monkeypatch):
     many = different(40, 1)
     exact = compose(many, delta=DELTA)
     assert exact.witness == "unwitnessed"
-    assert f"more than {WITNESSED}" in exact.failures["prv"]
-    monkeypatch.setattr(certified, "MOST_SETTINGS", 10)
+    assert f"more than {MAX_WITNESSED_SETTINGS}" in exact.failures["prv"]
+    monkeypatch.setattr(certified, "MAX_SETTINGS", 10)
     merged = compose(many, delta=DELTA)
     assert exact.upper <= merged.upper < 1.5 * exact.upper
     assert merged.lower == 0
 
 
 def test_a_ledger_of_hundreds_of_settings_is_composed_in_seconds():
-    many = different(MOST_SETTINGS + 50, 2)
+    many = different(MAX_SETTINGS + 50, 2)
     start = time.process_time()
     bound = compose(many, delta=DELTA)
     assert math.isfinite(bound.upper)
     assert time.process_time() - start < 30, "80 of them took half a minute, 400 did not end"
-    assert len(in_words(many)) < 400
+    assert len(describe(many)) < 400
 
 
 @pytest.mark.parametrize("q", [5e-324, 1e-3, 1.0])

@@ -272,7 +272,9 @@ def test_an_fft_error_that_is_not_added_to_delta_is_caught(monkeypatch, counted)
     monkeypatch.setattr(
         tilt,
         "rfft",
-        lambda masses: right(masses) - tilt.ROUNDING * coarse * math.log2(len(masses)) / 10,
+        lambda masses: (
+            right(masses) - tilt.FFT_PASS_ROUNDING * coarse * math.log2(len(masses)) / 10
+        ),
     )
     if counted:
         monkeypatch.setattr(tilt, "unit", lambda dtype: coarse)

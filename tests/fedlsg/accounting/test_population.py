@@ -23,7 +23,7 @@ levels = st.sampled_from(population.LEVELS)
 @pytest.fixture
 def few_are_exact(monkeypatch):
     """A dozen clients are many, so that a test need not ask the accountants two dozen times."""
-    monkeypatch.setattr(population, "EXACT", 8)
+    monkeypatch.setattr(population, "MAX_EXACT_CLIENTS", 8)
 
 
 def client(q, sigma, steps, *others):
@@ -87,9 +87,9 @@ def test_rounding_down_is_caught(monkeypatch):
     """
     clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.18**i for i in range(12))]
     largest = max(upper_or_inf(events, DELTA, ("pld",)) for events in clients)
-    for limit in ("EXACT", "FRONT"):
+    for limit in ("MAX_EXACT_CLIENTS", "MAX_FRONT_CLIENTS"):
         monkeypatch.setattr(population, limit, 8)  # a dozen crowd the front
-    monkeypatch.setattr(population, "QUESTIONS", 1)  # a cell's bound is taken as it is
+    monkeypatch.setattr(population, "MAX_QUESTIONS", 1)  # a cell's bound is taken as it is
     assert spread(clients, delta=DELTA, accountants=("pld",)).largest >= largest
     up, down = grid_up, grid_down
     monkeypatch.setattr(population, "grid_up", down)
@@ -125,7 +125,7 @@ def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, m
     entry |= {"sample_rate": 0.021, "noise_multiplier": 1.07}
     allowed = []
     for exact in (16, 0):
-        monkeypatch.setattr(population, "EXACT", exact)
+        monkeypatch.setattr(population, "MAX_EXACT_CLIENTS", exact)
         ledger = Ledger(tmp_path / f"{exact}.jsonl", client=0)
         steps = (270, 285, 300, 315)
         allowed.append(
@@ -147,10 +147,8 @@ def test_equal_clients_may_be_counted(number):
     different = list(dict.fromkeys(clients))
     counts = [clients.count(one) for one in different]
     for compute in (displayed, partial(spread, accountants=("pld",))):
-        whole, counted = (
-            compute(clients, delta=DELTA),
-            compute(different, delta=DELTA, counts=counts),
-        )
+        whole = compute(clients, delta=DELTA)
+        counted = compute(different, delta=DELTA, counts=counts)
         assert (whole.largest, whole.median) == (counted.largest, counted.median)
         assert clients[whole.worst] == different[counted.worst]
     if len(different) > 2:

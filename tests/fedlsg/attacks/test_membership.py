@@ -146,10 +146,8 @@ def test_the_threshold_is_not_chosen_where_it_is_measured():
     """Negative control: measured on the half that chose it, noise alone would look like success."""
     own = []
     for seed in range(50):
-        a, b = (
-            torch.randn(20, generator=generator(seed)),
-            torch.randn(20, generator=generator(1000 + seed)),
-        )
+        a = torch.randn(20, generator=generator(seed))
+        b = torch.randn(20, generator=generator(1000 + seed))
         threshold = best_threshold(a.numpy(), b.numpy())
         own.append(float(((a <= threshold).sum() + (b > threshold).sum()) / 40))
     assert np.mean(own) > 0.56

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from fedlsg.attacks import recognition
-from fedlsg.attacks.recognition import IMAGE, LEAKS, LEVEL, ImagePool, pool_size, recognise
+from fedlsg.attacks.recognition import (
+    FALSE_ALARM_CHANCE,
+    LEAKS,
+    RECOVERED_IMAGE,
+    ImagePool,
+    pool_size,
+    recognise,
+)
 
 SHAPE = (1, 8, 8)
 
@@ -23,7 +30,7 @@ def verdict(originals, guesses, *, public=60, examples=None, **more):
     pool = ImagePool(blind=torch.zeros(SHAPE), beyond=images(public, 1))
     pool = pool.unlike(originals, pool_size(wanted), torch.Generator().manual_seed(2))
     own = ImagePool(blind=pool.blind, beyond=originals[:1]).similarities(guesses)
-    rest = {"examples": wanted, "least": IMAGE, **more}
+    rest = {"examples": wanted, "least": RECOVERED_IMAGE, **more}
     found = recognise(own[:, 0], pool.similarities(guesses), **rest)
     if found.verdict in LEAKS:  # as of a run; most guesses need none
         found = recognise(own[:, 0], pool.similarities(guesses), mixed=pool.mixed(guesses), **rest)
@@ -36,7 +43,7 @@ def test_exact_images_are_recovered_in_any_order(count):
     found = verdict(originals, originals.flip(0))
     assert found.verdict == "recovered"
     assert found.similarity > 0.999
-    assert found.p <= LEVEL / count
+    assert found.p <= FALSE_ALARM_CHANCE / count
 
 
 def test_an_image_of_the_pool_itself_is_recovered():
@@ -70,7 +77,7 @@ def test_planted_a_pool_that_is_far_from_the_guess_is_noticed():
     false = 0
     for true, other in zip(originals.split(1), others.split(1), strict=True):
         own = ImagePool(blind=pool.blind, beyond=true).similarities(other)
-        found = recognise(own[:, 0], pool.similarities(other), examples=1, least=IMAGE)
+        found = recognise(own[:, 0], pool.similarities(other), examples=1, least=RECOVERED_IMAGE)
         false += found.verdict in LEAKS
     assert false > 3
 
@@ -85,16 +92,23 @@ def test_the_searchs_own_evidence_separates_undecided_from_not_recovered():
 def test_a_pool_that_is_too_small_decides_nothing():
     original = images(1, 4)
     own, pool = torch.tensor([1.0]), torch.zeros(1, 50)
-    assert recognise(own, pool, examples=1, least=IMAGE).verdict == "undecided"
-    assert recognise(own, torch.zeros(1, 99), examples=1, least=IMAGE).verdict == "recovered"
-    assert recognise(own, torch.zeros(1, 99), examples=2, least=IMAGE).verdict == "undecided"
+    assert recognise(own, pool, examples=1, least=RECOVERED_IMAGE).verdict == "undecided"
+    assert (
+        recognise(own, torch.zeros(1, 99), examples=1, least=RECOVERED_IMAGE).verdict == "recovered"
+    )
+    assert (
+        recognise(own, torch.zeros(1, 99), examples=2, least=RECOVERED_IMAGE).verdict == "undecided"
+    )
     assert verdict(original, original, public=1).verdict == "undecided"
 
 
 def test_a_blind_guess_that_is_as_near_is_no_leak():
     own, pool = torch.tensor([0.95]), torch.zeros(1, 99)
-    assert recognise(own, pool, examples=1, least=IMAGE, blind=0.95).verdict == "not told apart"
-    assert recognise(own, pool, examples=1, least=IMAGE, blind=0.7).verdict == "recovered"
+    assert (
+        recognise(own, pool, examples=1, least=RECOVERED_IMAGE, blind=0.95).verdict
+        == "not told apart"
+    )
+    assert recognise(own, pool, examples=1, least=RECOVERED_IMAGE, blind=0.7).verdict == "recovered"
 
 
 @pytest.mark.parametrize("similarity", [0.3, 0.55, 0.76, 0.89, 0.91, 1.0])
@@ -104,9 +118,9 @@ def test_the_first_rank_is_a_leak_and_similarity_only_the_word_for_it(similarity
     at least. The control: one public example that is as near.
     """
     own, pool = torch.tensor([similarity]), torch.full((1, 400), 0.25)
-    rest = {"examples": 1, "least": IMAGE, "unexplained": unexplained}
+    rest = {"examples": 1, "least": RECOVERED_IMAGE, "unexplained": unexplained}
     found = recognise(own, pool, **rest)
-    assert found.verdict == ("recovered" if similarity >= IMAGE else "recognisable")
+    assert found.verdict == ("recovered" if similarity >= RECOVERED_IMAGE else "recognisable")
     assert found.p == pytest.approx(1 / 401)
     assert found.among == 401
     pool[0, 7] = similarity
@@ -116,7 +130,7 @@ def test_the_first_rank_is_a_leak_and_similarity_only_the_word_for_it(similarity
 def test_the_first_rank_is_never_not_told_apart():
     """Not even where a mixture of public images is as near: that is undecided, and close."""
     own, pool = torch.tensor([0.4]), torch.full((1, 400), 0.3)
-    rest = {"examples": 1, "least": IMAGE, "unexplained": 0.0}
+    rest = {"examples": 1, "least": RECOVERED_IMAGE, "unexplained": 0.0}
     found = recognise(own, pool, mixed=0.45, **rest)
     assert (found.verdict, found.close) == ("undecided", True)
     assert not recognise(own, pool, mixed=0.35, **rest).close
@@ -166,7 +180,7 @@ def test_a_few_pixels_at_a_time_give_the_same_numbers(monkeypatch):
         for at in [~row.isnan()]
     ]
     for block in (2**24, 1000, 1):
-        monkeypatch.setattr(recognition, "BLOCK", block)
+        monkeypatch.setattr(recognition, "POOL_NUMBERS", block)
         found = pool.similarities(guesses)
         torch.testing.assert_close(found.float(), torch.tensor(by_hand), atol=1e-4, rtol=0)
         all_of_them = ImagePool(blind=pool.blind, beyond=whole.unflatten(1, SHAPE))
@@ -178,8 +192,8 @@ def test_large_images_take_the_memory_of_a_block():
     pool = ImagePool(blind=torch.zeros(3, 112, 112), beyond=torch.randn(20, 3, 112, 112))
     pool = pool.unlike(pool.beyond[:1], 600, torch.Generator().manual_seed(2))
     sizes = [public.numel() for _, public in pool.pixels()]
-    assert max(sizes) <= recognition.BLOCK
-    assert sum(sizes) == 600 * 3 * 112 * 112 > recognition.BLOCK
+    assert max(sizes) <= recognition.POOL_NUMBERS
+    assert sum(sizes) == 600 * 3 * 112 * 112 > recognition.POOL_NUMBERS
     assert pool.beyond.untyped_storage().nbytes() == 20 * 3 * 112 * 112 * 4
 
 
@@ -203,7 +217,7 @@ def test_an_exact_image_of_one_colour_is_recovered():
                 own.similarities(guess)[:, 0],
                 pool.similarities(guess),
                 examples=1,
-                least=IMAGE,
+                least=RECOVERED_IMAGE,
                 mixed=pool.mixed(guess),
             ).verdict
             found[kind] += verdict in LEAKS

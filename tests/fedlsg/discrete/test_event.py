@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from fedlsg.accounting import certified, compose
-from fedlsg.accounting.events import split
+from fedlsg.accounting.events import split_log_ratio
 from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation
 from fedlsg.secure_sum.discrete.grid import DiscreteGrid, plan_grid
 from fedlsg.secure_sum.discrete.sum_release import charge
@@ -104,7 +104,9 @@ def a_coarse_release_is_covered() -> bool:
 
 def test_a_composition_that_forgets_the_ratio_is_caught(monkeypatch):
     assert a_coarse_release_is_covered()
-    monkeypatch.setattr(certified, "split", lambda events: (split(events)[0], 0.0))
+    monkeypatch.setattr(
+        certified, "split_log_ratio", lambda events: (split_log_ratio(events)[0], 0.0)
+    )
     assert not a_coarse_release_is_covered()
 
 

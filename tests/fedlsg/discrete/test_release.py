@@ -153,10 +153,8 @@ def test_every_reader_of_a_sum_sees_the_noise_and_the_lambda_that_are_charged(
     terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
     release = plan_release(terms, mechanism, values=values, blocks=blocks)
     h, m = terms.contributors, terms.min_survivors
-    hidden, planned_for = (
-        {h, m - 1, m},
-        {"values": values, "steps": releases, "epsilon": LARGEST_EPSILON, "delta": delta},
-    )
+    hidden = {h, m - 1, m}
+    planned_for = {"values": values, "steps": releases, "epsilon": LARGEST_EPSILON, "delta": delta}
     r = max(rounding_deviation([float(LEAST_STEPS)] * n, **planned_for) for n in hidden)
     for n in hidden:
         shares = [float(release.grid.share)] * n

@@ -194,12 +194,10 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.inner, self.after, self.last = (
-            nn.Identity(),
-            nn.Linear(4, 6),
-            nn.Identity(),
-            nn.Linear(6, 3),
-        )
+        self.before = nn.Identity()
+        self.inner = nn.Linear(4, 6)
+        self.after = nn.Identity()
+        self.last = nn.Linear(6, 3)
         self.positions_first = False
 
     def forward(self, x: Tensor) -> Tensor:

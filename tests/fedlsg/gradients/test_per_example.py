@@ -206,10 +206,8 @@ def test_core_blocks_equal_those_of_autograd(problem, ranks):
 @every_problem
 def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem):
     model, loss_fn, inputs, targets = make(problem)
-    core, dense = (
-        make_core_frame(model, out_rank=1, rank=1, square=True),
-        make_frame(model, rank=1, sparsity=0.0, carry=False),
-    )
+    core = make_core_frame(model, out_rank=1, rank=1, square=True)
+    dense = make_frame(model, rank=1, sparsity=0.0, carry=False)
     cores = per_example_gradients(model, loss_fn, inputs, targets, core)
     wanted = per_example_gradients(model, loss_fn, inputs, targets, dense)
     for i in range(len(targets)):
@@ -226,11 +224,9 @@ def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem
 @pytest.mark.parametrize("scale", [1e-9, 0.5, 1.0, 2.0, 1e9])
 def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale):
     torch.manual_seed(1)
-    model, x, targets = (
-        nn.Linear(9, 5).double(),
-        torch.randn(4, 9).double(),
-        torch.randn(4).double(),
-    )
+    model = nn.Linear(9, 5).double()
+    x = torch.randn(4, 9).double()
+    targets = torch.randn(4).double()
     L, R = decompose(model.weight, 2, generator=torch.Generator().manual_seed(0))
     where = (
         Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form=FORMS["core"]),

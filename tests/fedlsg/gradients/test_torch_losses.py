@@ -213,11 +213,9 @@ class Shaped(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], prepare: Any) -> None:
         super().__init__()
-        self.layer, self.shape, self.prepare = (
-            nn.Linear(5, max(1, int(torch.tensor(shape[1:]).prod()))),
-            shape,
-            prepare,
-        )
+        self.layer = nn.Linear(5, max(1, int(torch.tensor(shape[1:]).prod())))
+        self.shape = shape
+        self.prepare = prepare
 
     def forward(self, x: Tensor) -> Tensor:
         return self.prepare(self.layer(x).reshape(len(x), *self.shape[1:]))

@@ -27,11 +27,9 @@ class Model(nn.Module):
         self.p, self.P, self.W = (
             nn.Parameter(torch.randn(shape)) for shape in ((4,), (1, 3, 4), (4, 4))
         )
-        self.layer, self.frozen, self.route = (
-            nn.Linear(4, 4),
-            nn.Linear(4, 4).requires_grad_(False),
-            forward,
-        )
+        self.layer = nn.Linear(4, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.route = forward
         self.register_buffer("ones", torch.full((4,), 2.0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -304,10 +302,8 @@ def test_a_first_state_that_is_no_copy_for_each_example_names_itself(start):
     class Start(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.start = (
-                nn.GRU(4, 3, batch_first=True),
-                nn.Parameter(torch.randn(1, 1, 3)),
-            )
+            self.layer = nn.GRU(4, 3, batch_first=True)
+            self.start = nn.Parameter(torch.randn(1, 1, 3))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x, start(self.start, len(x)))[0][:, -1]

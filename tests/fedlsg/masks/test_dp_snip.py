@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlsg.masks.pruning import Prune, pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method
-from fedlsg.noise.sampler import FIRST
+from fedlsg.noise.sampler import CELL_CHOICE_BITS
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream
 from tests.fedlsg.support.step_oracle import DENSE, EXACT, Problem, cnn, mlp, problem
@@ -137,7 +137,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn():
 
     class Stream(SecretStream):
         def words(self, count: int, *, bits: int = 64) -> np.ndarray:
-            if bits == FIRST:
+            if bits == CELL_CHOICE_BITS:
                 events.append(f"noise {count}")
             return super().words(count, bits=bits)
 

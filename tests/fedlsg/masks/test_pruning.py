@@ -48,11 +48,9 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.branch, self.classifier = (
-            nn.Linear(12, 10),
-            nn.Linear(10, 10),
-            nn.Linear(10, 3),
-        )
+        self.hidden = nn.Linear(12, 10)
+        self.branch = nn.Linear(10, 10)
+        self.classifier = nn.Linear(10, 3)
         nn.init.zeros_(self.branch.weight)
 
 

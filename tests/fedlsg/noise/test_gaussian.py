@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedlsg.noise import add_gaussian, gaussian, sampler
-from fedlsg.noise.gaussian import ENLARGED, LARGEST_STD, SMALLEST_STD, STEPS
+from fedlsg.noise.gaussian import DEVIATION_STEPS, ENLARGED, LARGEST_STD, SMALLEST_STD
 from fedlsg.privacy.clip import NARROW_SUM
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
@@ -29,7 +29,7 @@ from tests.noise import AddGaussian
 LEAST = 1e-6
 """Smallest p-value that passes."""
 STD = 0.37
-STEP = STD * ENLARGED / STEPS
+STEP = STD * ENLARGED / DEVIATION_STEPS
 
 
 def steps_of(noisy: Tensor) -> np.ndarray:
@@ -46,7 +46,7 @@ def draw(centre: float, add: AddGaussian = add_gaussian, count: int = 100_000) -
 def p_value(centre: float, add: AddGaussian = add_gaussian) -> float:
     """Of the discrete Gaussian of STEPS around the centre as float64 divides."""
     true = Fraction(float(np.float64(centre * STEP) / STEP))
-    return chi_square(steps_of(draw(centre, add)), gaussian_law(true, STEPS))
+    return chi_square(steps_of(draw(centre, add)), gaussian_law(true, DEVIATION_STEPS))
 
 
 @pytest.mark.thinned(2)
@@ -86,7 +86,7 @@ def centre_error(add: AddGaussian, centre: float = 0.4) -> float:
     total = torch.full((10**6,), centre * STEP, dtype=torch.float64)
     means = [add(total, STD, reproducible_stream(9, i)).mean() for i in range(20)]
     found = float(torch.stack(means).mean()) / STEP
-    return abs(found - centre) / (STEPS / math.sqrt(20 * len(total)))
+    return abs(found - centre) / (DEVIATION_STEPS / math.sqrt(20 * len(total)))
 
 
 def test_the_centre_is_the_sum_itself():
@@ -108,7 +108,7 @@ def largest_correlation(add: AddGaussian, count: int = 200_000) -> float:
     """Of one vector with itself moved by 1 to 20 places, and by a block; in standard errors."""
     z = draw(0.3, add, count)
     z = (z - z.mean()) / z.std()
-    lags = [*range(1, 21), sampler.BLOCK]
+    lags = [*range(1, 21), sampler.BLOCK_SAMPLES]
     return max(abs(float(z[lag:] @ z[:-lag])) / math.sqrt(len(z) - lag) for lag in lags)
 
 
@@ -136,7 +136,7 @@ ROUNDING = 2.0
 
 def test_the_claimed_deviation_is_covered_with_a_margin_for_the_sum():
     """The margin pays for the rounding of both sums of neighbours, which n additions make."""
-    margin = ENLARGED * math.sqrt(1 - (ROUNDING / STEPS) ** 2) - 1
+    margin = ENLARGED * math.sqrt(1 - (ROUNDING / DEVIATION_STEPS) ** 2) - 1
     assert margin > 6.9e-5
     assert margin > (NARROW_SUM**2 * 2.0**-24) * 1.01
     assert margin > 2 * 550_000**2 * 2.0**-53 * 1.01
@@ -145,13 +145,15 @@ def test_the_claimed_deviation_is_covered_with_a_margin_for_the_sum():
 
 def test_what_the_rounding_costs_is_below_the_last_digit_of_any_epsilon():
     """Lambda of 2^40 values in 2^40 steps."""
-    assert log_ratio([float(STEPS)], ROUNDING) * 2.0**80 < 1e-40
+    assert log_ratio([float(DEVIATION_STEPS)], ROUNDING) * 2.0**80 < 1e-40
 
 
 def loss_over_claim(enlarged: float, epsilon: float) -> float:
     """delta of one coordinate that an example moves by C, over that of the claimed Gaussian."""
-    moved = Fraction(STEPS) / Fraction(enlarged)
-    exact = hockey_stick(gaussian_law(0, STEPS), gaussian_law(moved, STEPS), epsilon)
+    moved = Fraction(DEVIATION_STEPS) / Fraction(enlarged)
+    exact = hockey_stick(
+        gaussian_law(0, DEVIATION_STEPS), gaussian_law(moved, DEVIATION_STEPS), epsilon
+    )
     return exact / gaussian_delta(epsilon, 1.0)
 
 
@@ -203,7 +205,7 @@ def test_the_sum_is_not_changed_and_needs_no_memory_of_one_piece():
 
 
 def test_threads_change_no_bit_in_inference_mode_either(monkeypatch):
-    wanted = without_a_mode(3 * sampler.BLOCK + 17)
+    wanted = without_a_mode(3 * sampler.BLOCK_SAMPLES + 17)
     monkeypatch.setattr(sampler, "WORTH_THREADS", 1)
     before = torch.get_num_threads()
     try:
@@ -218,8 +220,8 @@ def test_threads_change_no_bit_in_inference_mode_either(monkeypatch):
 @pytest.mark.parametrize("count", [7, 1000, 9000, 10_250])
 def test_a_device_gets_the_numbers_of_the_cpu(count, monkeypatch):
     """The path of devices on a CPU, in blocks and parts of them."""
-    monkeypatch.setattr(sampler, "BLOCK", 1000)
-    monkeypatch.setattr(gaussian, "BLOCK", 1000)
+    monkeypatch.setattr(sampler, "BLOCK_SAMPLES", 1000)
+    monkeypatch.setattr(gaussian, "BLOCK_SAMPLES", 1000)
     monkeypatch.setattr(gaussian, "AT_ONCE_ON_DEVICE", 3000)
     total = torch.linspace(-1, 1, count)
     there = torch.empty_like(total)

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from fedlsg.noise import add_gaussian
-from fedlsg.noise.gaussian import ENLARGED, STEPS
+from fedlsg.noise.gaussian import DEVIATION_STEPS, ENLARGED
 from fedlsg.randomness import reproducible_stream
 from tests.noise import AddGaussian, add_old, old_normals
 
@@ -39,7 +39,7 @@ def test_with_the_old_draws_no_value_in_float64_is_that_of_the_neighbour():
 
 def on_the_grid(noisy: Tensor) -> Tensor:
     """Whether float32 values are integers times D: then every sum gives them."""
-    step = ENLARGED / STEPS
+    step = ENLARGED / DEVIATION_STEPS
     return ((noisy.double() / step).round() * step).float() == noisy
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedlsg.noise import sampler
 from fedlsg.noise.sampler import (
-    CELL,
-    FIRST,
+    CELL_CHOICE_BITS,
+    CELL_POSITION_BITS,
     OPEN,
-    PRECISION,
-    WORD,
+    PRECISION_BITS,
+    WORD_BITS,
     below,
     compare,
     discrete_gaussian,
@@ -85,8 +85,8 @@ def test_the_staircase_covers_every_centre_and_fits_its_word(deviation):
     envelope = envelope_of(deviation)
     weights = np.diff(envelope.starts)
     assert weights.min() >= 1
-    assert envelope.starts[-1] <= 2**WORD
-    assert envelope.starts[-1] > 0.99 * 2**WORD
+    assert envelope.starts[-1] <= 2**WORD_BITS
+    assert envelope.starts[-1] > 0.99 * 2**WORD_BITS
     with mpmath.workprec(200):
         for k in {
             0,
@@ -141,10 +141,10 @@ def test_the_table_never_contradicts_mpmath(deviation):
 
 def test_a_planted_table_without_margin_contradicts_mpmath():
     envelope = envelope_of(Fraction(4))
-    k, cut = np.zeros(1, dtype=np.int64), np.array([1 << (CELL - 1)])
+    k, cut = np.zeros(1, dtype=np.int64), np.array([1 << (CELL_POSITION_BITS - 1)])
     # the chord, half-way to the next node
     curve = int(envelope.nodes[0] - (int(envelope.drops[0]) >> 1))
-    x = Fraction(1 << (CELL - 1), 1 << envelope.fraction)
+    x = Fraction(1 << (CELL_POSITION_BITS - 1), 1 << envelope.fraction)
     with mpmath.workprec(200):
         true = envelope.height * mpmath.exp(-exact((x / 4) ** 2 / 2)) / (1 << envelope.coarse)
     assert abs(true - curve) > 2
@@ -245,7 +245,7 @@ def test_a_cell_that_needs_no_centre_is_below_the_curve_of_every_centre(deviatio
     """Its lowest and its highest point, for f = -1/2 and 1/2: an exact comparison where needed."""
     envelope = envelope_of(deviation)
     sure = np.flatnonzero(envelope.cells != OPEN)
-    points = np.stack([sure, sure + 1]).astype(np.int64) << (WORD - FIRST)
+    points = np.stack([sure, sure + 1]).astype(np.int64) << (WORD_BITS - CELL_CHOICE_BITS)
     points[1] -= 1
     columns = np.searchsorted(envelope.starts, points, side="right") - 1
     k, height = columns - envelope.reach, points - envelope.starts[columns]
@@ -257,8 +257,8 @@ def test_a_cell_that_needs_no_centre_is_below_the_curve_of_every_centre(deviatio
         for i in np.argwhere(undecided):
             place = tuple(i)
             x = Fraction(int(k[place])) - Fraction(half)
-            bound = envelope.height * enclose_exp((x / deviation) ** 2 / 2, PRECISION)[0]
-            assert (int(height[place]) + 1) << PRECISION <= bound
+            bound = envelope.height * enclose_exp((x / deviation) ** 2 / 2, PRECISION_BITS)[0]
+            assert (int(height[place]) + 1) << PRECISION_BITS <= bound
 
 
 @pytest.mark.parametrize(("deviation", "least"), [(Fraction(4), 0.7), (Fraction(256), 0.97)])
@@ -269,7 +269,7 @@ def test_most_draws_need_16_bits(deviation, least):
 def test_a_planted_cell_across_two_columns_is_found(monkeypatch):
     """Every cell decided by its first point alone: the law is off by less than a column."""
     true = envelope_of(Fraction(1, 2))
-    first = np.arange(1 << FIRST, dtype=np.int64) << (WORD - FIRST)
+    first = np.arange(1 << CELL_CHOICE_BITS, dtype=np.int64) << (WORD_BITS - CELL_CHOICE_BITS)
     columns = np.searchsorted(true.starts, first, side="right") - 1 - true.reach
     planted = replace(true, cells=columns.astype(np.int16))
     monkeypatch.setattr(sampler, "envelope_of", lambda s: planted)
@@ -280,7 +280,7 @@ def test_a_planted_cell_across_two_columns_is_found(monkeypatch):
 
 
 def test_blocks_have_streams_of_their_own_and_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr(sampler, "BLOCK", 500)
+    monkeypatch.setattr(sampler, "BLOCK_SAMPLES", 500)
     whole = drawn(0.3, Fraction(100), 2_750)
     blocks = [whole[begin : begin + 500] for begin in range(0, 2_500, 500)]
     assert len({block.tobytes() for block in blocks}) == len(blocks)

@@ -180,10 +180,8 @@ def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_wa
 
 @given(st.integers(1, 8), st.data())
 def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, data):
-    per_round, hanging = (
-        data.draw(st.integers(1, clients)),
-        data.draw(st.sets(st.integers(0, clients - 1))),
-    )
+    per_round = data.draw(st.integers(1, clients))
+    hanging = data.draw(st.sets(st.integers(0, clients - 1)))
     health, asked = history(clients, per_round, hanging)
     assert all(1 <= len(set(each)) == len(each) <= per_round for each in asked)
     if not hanging:

@@ -14,8 +14,8 @@ from scipy.stats import norm
 from fedlsg.payload.codecs import Codec, int8, noise_floor
 from fedlsg.payload.codecs.values import (
     CLASSES,
-    LARGEST,
     LEVELS,
+    MAX_SYMBOL,
     Dither,
     decode,
     dequantize,
@@ -105,10 +105,8 @@ def truncated(values, client, round):
 
 def other_dither(values, client, round):
     """Planted: the receiver takes off another client's dither."""
-    levels, wrong = (
-        dither(client).draw(round, len(values)),
-        dither(client + 1).draw(round, len(values)),
-    )
+    levels = dither(client).draw(round, len(values))
+    wrong = dither(client + 1).draw(round, len(values))
     return dequantize(quantize(values.numpy(), WIDTH, levels), WIDTH, wrong)
 
 
@@ -192,7 +190,7 @@ def test_weights_are_the_gaussians(code, dither_class):
     assert np.abs(got / got.sum() - wanted).max() < 4e-3 * max(wanted)
     used = wanted > 0  # what a wrong model would cost, in bits a value
     assert (wanted[used] * np.log2(wanted[used] / (got / got.sum())[used])).sum() < (
-        2e-5 if top < LARGEST else 5e-4
+        2e-5 if top < MAX_SYMBOL else 5e-4
     )
 
 

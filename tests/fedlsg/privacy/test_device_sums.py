@@ -9,7 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedlsg.privacy import Mechanism, clip, clipped_sum, device_sums
-from fedlsg.privacy.device_sums import GROUP, LOST, all_digits, sum_in_groups, upper_norms
+from fedlsg.privacy.device_sums import (
+    GROUP_ROUNDING,
+    GROUP_ROWS,
+    all_digits,
+    sum_in_groups,
+    upper_norms,
+)
 from fedlsg.tensors import keeps_digits
 from fedlsg.training.local_training import Shape, runs_of
 
@@ -116,7 +122,7 @@ def test_an_example_more_changes_two_groups_and_no_other_bit(monkeypatch):
     swapped[20] = rows[99]
     sum_in_groups(torch.ones(99), swapped, 128)
     differ = [int(g) for g in range(8) if not torch.equal(kept[0][g], kept[1][g])]
-    assert differ == [20 // GROUP, 99 // GROUP]
+    assert differ == [20 // GROUP_ROWS, 99 // GROUP_ROWS]
     assert kept[0].shape == kept[1].shape
 
 
@@ -141,7 +147,7 @@ def test_the_margin_is_the_same_for_few_and_many_rows(on_device):
     few = clipped_sum([row], MECHANISM, wide=False, shuffled=64)
     many = clipped_sum([row], MECHANISM, wide=True, shuffled=64)
     assert torch.equal(few, many.float())
-    assert 1 - 2.1 * LOST < float(many.norm()) <= 1 - LOST
+    assert 1 - 2.1 * GROUP_ROUNDING < float(many.norm()) <= 1 - GROUP_ROUNDING
 
 
 class Bytes(TorchDispatchMode):

@@ -162,9 +162,9 @@ def stops_at_the_budget(folder) -> bool:
             for e in (*before, entry(1, LAMBDA * 7, steps=14))
         ]
         budget = compose(events, delta=DELTA).upper + 1e-6
-        for exact in (population.EXACT, 0):
+        for exact in (population.MAX_EXACT_CLIENTS, 0):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(population, "EXACT", exact)
+                patch.setattr(population, "MAX_EXACT_CLIENTS", exact)
                 found.append(rounds(folder / f"{name}-{exact}.jsonl", budget, before))
     max_steps.cache_clear()
     return found == [7] * 4

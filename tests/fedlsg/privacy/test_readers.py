@@ -16,7 +16,7 @@ from fedlsg.privacy import Entry, Ledger, Mechanism, add_noise, rho
 from fedlsg.privacy.ledger_entry import encode_entry
 from fedlsg.privacy.totals import (
     READERS,
-    STRONGEST,
+    STRONGEST_READER,
     multiplier_against,
     shares_hidden,
     shares_known,
@@ -58,9 +58,9 @@ def test_the_noise_is_that_of_the_shares_a_reader_does_not_know(m, t, sigma):
         found = multiplier_against(reader, sigma, min_survivors=m, colluders=t)
         hidden = share * math.sqrt(m - shares_known(reader, t))
         assert hidden * (1 - 1e-14) <= found <= hidden * (1 + 1e-15)
-        assert found >= multiplier_against(STRONGEST, sigma, min_survivors=m, colluders=t) * (
-            1 - 1e-15
-        )
+        assert found >= multiplier_against(
+            STRONGEST_READER, sigma, min_survivors=m, colluders=t
+        ) * (1 - 1e-15)
 
 
 def test_a_line_says_what_each_reader_sees(tmp_path):

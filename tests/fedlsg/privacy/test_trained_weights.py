@@ -165,7 +165,7 @@ def test_digests_are_of_numbers_wherever_they_lie():
 
 
 def test_the_oldest_digests_go_first(monkeypatch):
-    monkeypatch.setattr(trained_weights, "KEPT", len(dict(net().named_parameters())))
+    monkeypatch.setattr(trained_weights, "MAX_DIGESTS", len(dict(net().named_parameters())))
     first = copy.deepcopy(trained())
     assert refused(first)
     second = copy.deepcopy(trained())

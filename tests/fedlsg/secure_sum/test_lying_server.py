@@ -238,11 +238,9 @@ def test_old_keys_read_a_vector_where_clients_agree_on_who_announced_keys_alone(
 ):
     """Nobody is told another set; one client is shown old mask keys of all others."""
     terms = make_terms(9, survivors=7, colluders=1, length=2)
-    everyone, target, bad = (
-        frozenset(terms.clients),
-        terms.clients[0],
-        frozenset(terms.clients[1:2]),
-    )
+    everyone = frozenset(terms.clients)
+    target = terms.clients[0]
+    bad = frozenset(terms.clients[1:2])
     told = {
         stage: dict.fromkeys(everyone, everyone) for stage in ("announced", "sharers", "survivors")
     }

@@ -178,10 +178,8 @@ def test_tags_are_over_keys_and_each_of_the_sets_and_the_terms():
     keys = {who: bytes([who]) * 64 for who in everyone}
     one, other = (make_terms(8, survivors=7, attempt=attempt) for attempt in (0, 1))
     fewer = {who: keys[who] for who in everyone[1:]}
-    other_share, other_mask = (
-        keys | {OTHER: b"s" + keys[OTHER][1:]},
-        keys | {OTHER: keys[OTHER][:-1] + b"m"},
-    )
+    other_share = keys | {OTHER: b"s" + keys[OTHER][1:]}
+    other_mask = keys | {OTHER: keys[OTHER][:-1] + b"m"}
     rosters = [wire.roster_digest(known, one) for known in (keys, fewer, other_share, other_mask)]
     rosters.append(wire.roster_digest(keys, other))
     digests = [wire.sets_digest(roster, everyone, everyone, one) for roster in rosters]

@@ -189,10 +189,8 @@ def again(client: Client) -> Client:
 def test_clients_restored_before_every_stage_end_with_the_same_messages():
     inputs = random_inputs(TERMS, 0)
     wanted = run_attempt(TERMS, inputs)
-    clients, server = (
-        {who: again(client) for who, client in make_clients(TERMS).items()},
-        Server(TERMS),
-    )
+    clients = {who: again(client) for who, client in make_clients(TERMS).items()}
+    server = Server(TERMS)
     sent = server.rosters([(who, client.keys()) for who, client in clients.items()])
     clients = {who: again(client) for who, client in clients.items()}
     sent = server.deliveries([(who, clients[who].shares(m)) for who, m in sent.items()])  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.accounting.certified import epsilon as epsilon_of
-from fedlsg.attacks.audit.noise_checks import unit_checks
+from fedlsg.attacks.audit.all_checks import unit_checks
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated

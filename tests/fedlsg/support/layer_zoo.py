@@ -22,17 +22,13 @@ class Tokens(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, width, padding_idx=0)
         self.places = nn.Embedding(length + 2, width)
-        self.token, self.prompt = (
-            nn.Parameter(torch.randn(1, 1, width)),
-            nn.Parameter(torch.randn(2, width)),
-        )
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.prompt = nn.Parameter(torch.randn(2, width))
         self.positions = nn.Parameter(torch.randn(1, length + 5, width))
         self.scale, self.gate = nn.Parameter(torch.randn(width)), nn.Parameter(torch.randn(()))
-        self.mix, self.norm, self.head = (
-            nn.Linear(width, width),
-            nn.RMSNorm(width),
-            nn.Linear(width, 3),
-        )
+        self.mix = nn.Linear(width, width)
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length = x.shape
@@ -129,12 +125,10 @@ class Recurrent(nn.Module):
         **of: object,
     ) -> None:
         super().__init__()
-        self.before, self.layer, self.given, self.learned = (
-            nn.Linear(3, 4),
-            kind(4, 5, **of),
-            given,
-            learned,
-        )
+        self.before = nn.Linear(3, 4)
+        self.layer = kind(4, 5, **of)
+        self.given = given
+        self.learned = learned
         if learned is not None:
             places = self.layer.num_layers * (1 + self.layer.bidirectional)
             self.start, self.cell = (nn.Parameter(torch.randn(places, 1, 5)) for _ in range(2))

@@ -15,11 +15,9 @@ from tests.fedlsg.support.mixers import Apply
 
 CLASSES = 3
 Function = Callable[[Tensor], Tensor]
-FLOATS, BYTES, COUNTS = (
-    torch.zeros(2, 6),
-    torch.zeros(2, 6, dtype=torch.uint8),
-    torch.zeros(2, 6, dtype=torch.int64),
-)
+FLOATS = torch.zeros(2, 6)
+BYTES = torch.zeros(2, 6, dtype=torch.uint8)
+COUNTS = torch.zeros(2, 6, dtype=torch.int64)
 IMAGES, ONE = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.int64)
 LABELS = torch.zeros(2, dtype=torch.int64)
 

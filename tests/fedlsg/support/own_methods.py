@@ -23,10 +23,8 @@ def orthonormal(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
     pairs = {}
     for name, (m, r, s, n) in public.carried.items():
         generator = public.generator("toy", name, public.time.round)
-        L, R = (
-            torch.randn(m, r, generator=generator).double(),
-            torch.randn(n, s, generator=generator).double(),
-        )
+        L = torch.randn(m, r, generator=generator).double()
+        R = torch.randn(n, s, generator=generator).double()
         pairs[name] = orthonormal_columns(L), orthonormal_columns(R).mT
     return pairs
 

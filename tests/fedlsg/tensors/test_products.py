@@ -14,10 +14,8 @@ def test_both_kernels_of_a_convolutions_carrier_gradient_agree_to_rounding(monke
     """
     torch.manual_seed(0)
     conv = nn.Conv2d(64, 64, 3, padding=1)
-    v, x = (
-        torch.randn(5, 8, 32, 32),
-        torch.randn(5, 64, 32, 32).contiguous(memory_format=torch.channels_last),
-    )
+    v = torch.randn(5, 8, 32, 32)
+    x = torch.randn(5, 64, 32, 32).contiguous(memory_format=torch.channels_last)
     exact = kernel_gradient(v.double(), x.double(), conv)
     found = []
     for wide in (True, False):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlsg.method import LocalTraining
 from fedlsg.noise import add_gaussian
-from fedlsg.noise.sampler import FIRST
+from fedlsg.noise.sampler import CELL_CHOICE_BITS
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from tests.fedlsg.support.step_oracle import (
@@ -41,7 +41,7 @@ class Recorded(SecretStream):
         self.events, self.name = events, name
 
     def words(self, count: int, *, bits: int = 64) -> np.ndarray:
-        if bits == FIRST:  # each number of noise asks for so many, once
+        if bits == CELL_CHOICE_BITS:  # each number of noise asks for so many, once
             self.events.append(f"{self.name} {count}")
         return super().words(count, bits=bits)
 
@@ -153,7 +153,7 @@ def test_the_model_comes_back_unchanged_when_the_third_step_fails(fails_in):
 
     class Noise(SecretStream):
         def words(self, n: int, *, bits: int = 64) -> np.ndarray:
-            if bits == FIRST:
+            if bits == CELL_CHOICE_BITS:
                 count("noise")
             return super().words(n, bits=bits)
 

@@ -40,10 +40,8 @@ def proximal_sgd(p: Problem, local: LocalTraining) -> dict[str, Tensor]:
 
     The second term is differentiated by autograd, in the weights.
     """
-    model, start = (
-        copy.deepcopy(p.model),
-        {n: w.detach().clone() for n, w in p.model.named_parameters()},
-    )
+    model = copy.deepcopy(p.model)
+    start = {n: w.detach().clone() for n, w in p.model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=local.learning_rate, momentum=local.momentum)
     for _ in range(local.steps):
         total = sum(
@@ -86,10 +84,8 @@ def test_the_objective_without_the_term_is_another_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_deviation_is_that_of_a_real_step(momentum):
-    p, local = (
-        problem(),
-        replace(EMPTY, steps=5, momentum=momentum, learning_rate=0.5, proximal=0.8),
-    )
+    p = problem()
+    local = replace(EMPTY, steps=5, momentum=momentum, learning_rate=0.5, proximal=0.8)
     noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
     claimed = accumulated_noise(NOISY.noise_std, 5, momentum, local.pull)
     assert float(noise.std()) == pytest.approx(claimed, rel=0.03)

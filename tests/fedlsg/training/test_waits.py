@@ -39,10 +39,8 @@ def model_of(layers: int, device: str) -> nn.Module:
 
 def step_of(layers: int, device: str, recipe: str, **settings: Any) -> Callable[[], None]:
     """A round of one client on its device, with its frame."""
-    model, method = (
-        model_of(layers, device),
-        strategies.recipe(recipe, learning_rate=0.1, **settings),
-    )
+    model = model_of(layers, device)
+    method = strategies.recipe(recipe, learning_rate=0.1, **settings)
     public = PublicState.start(model, method, Schedule(rounds=9), seed=0, classifier=None)
     optimizer, scheduler = make_optimizer(trainable(model), method.server, updates=9)
     x, y = torch.randn(6, 3, 4, 4).to(device), torch.randint(5, (6,)).to(device)

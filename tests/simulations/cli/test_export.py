@@ -75,10 +75,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     pytest.importorskip("transformers", reason="text models need the text extra")
     folder = tmp_path_factory.mktemp("texts")
     write_sst2(folder / "data", train=40, validation=20)
-    bert, pooled = (
-        make_bert(folder / "bert", layers=1),
-        make_bert(folder / "mean", layers=1, base_only=True),
-    )
+    bert = make_bert(folder / "bert", layers=1)
+    pooled = make_bert(folder / "mean", layers=1, base_only=True)
     (pooled / "1_Pooling").mkdir()
     (pooled / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_mean_tokens": True})

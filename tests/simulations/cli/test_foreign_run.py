@@ -213,10 +213,8 @@ class Bomb:
 
 def test_no_checkpoint_is_unpickled(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    bomb, named = (
-        tmp_path / "bomb",
-        ("--workload", f"{sent.mine}:workload", "--method", f"{sent.mine}:recipe"),
-    )
+    bomb = tmp_path / "bomb"
+    named = ("--workload", f"{sent.mine}:workload", "--method", f"{sent.mine}:recipe")
     for name in ("latest", "previous"):
         save_checkpoint(
             tmp_path / f"copy/checkpoint/{name}.pt", tmp_path / "before.pt", {"server": Bomb(bomb)}

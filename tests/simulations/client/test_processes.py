@@ -148,10 +148,8 @@ def test_terminated_and_killed_on_ray_leaves_no_folder_and_is_continued(tmp_path
     run = Run(tmp_path / "run")
     with tempfile.TemporaryDirectory(prefix="t") as short:  # Ray's sockets need a short path
         temporary, env = Path(short), {**ENVIRONMENT, "TMPDIR": short}
-        start, resume = (
-            command_line(*options("ray", run.path)),
-            command_line("resume", str(run.path)),
-        )
+        start = command_line(*options("ray", run.path))
+        resume = command_line("resume", str(run.path))
         status, printed = interrupt(start, run, signal.SIGTERM, after_round=3, env=env)
         assert status == 128 + signal.SIGTERM
         assert printed.splitlines()[-2:] == [

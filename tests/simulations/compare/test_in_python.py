@@ -11,7 +11,7 @@ from torch import nn
 import fedlsg
 from fedlsg.privacy.data_record import SpentTogetherWarning
 from fedlsg.simulations.compare.grid import cell_worker
-from fedlsg.simulations.storage.manifest import NAME
+from fedlsg.simulations.storage.manifest import MANIFEST_FILE
 from tests.simulations.support.runs import SMALL
 
 TINY = {name: value for name, value in SMALL.items() if name not in ("engine", "noise_multiplier")}
@@ -57,7 +57,7 @@ def test_objects_of_this_process_are_compared_here_and_go_on(tmp_path):
         assert (made.folder / name).exists()
     runs = sorted((made.folder / "cells").iterdir())
     before = [(run / "summary.json").stat().st_mtime_ns for run in runs]
-    assert all((run / NAME).exists() for run in runs)
+    assert all((run / MANIFEST_FILE).exists() for run in runs)
     again = call()
     assert again.frame.equals(made.frame)
     assert [(run / "summary.json").stat().st_mtime_ns for run in runs] == before

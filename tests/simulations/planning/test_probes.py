@@ -13,7 +13,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.encoder import build_encoder
 from fedlsg.simulations.models.encoder_source import find_encoder
-from fedlsg.simulations.planning.faults.model_faults import PROBES, TOKENS, probes
+from fedlsg.simulations.planning.faults.model_faults import PROBE_ROWS, TOKENS, probes
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import Split
@@ -33,9 +33,9 @@ def plan_of(**settings: object) -> None:
 def images(channels: int, side: int, classes: int) -> tuple[Tensor, Tensor]:
     """Grey levels as they are stored, with a flat corner: equal pixels are where ties come from."""
     generator = torch.Generator().manual_seed(4)
-    x = torch.randint(256, (PROBES, channels, side, side), generator=generator) / 127.5 - 1
+    x = torch.randint(256, (PROBE_ROWS, channels, side, side), generator=generator) / 127.5 - 1
     x[:, :, : side // 2, : side // 2] = -1
-    return x, torch.randint(classes, (PROBES,), generator=generator)
+    return x, torch.randint(classes, (PROBE_ROWS,), generator=generator)
 
 
 def every_model() -> list[object]:
@@ -79,7 +79,7 @@ def test_an_encoder_passes_with_its_dropout_and_without(tmp_path, training):
     check_model(
         model,
         cross_entropy,
-        [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)],
+        [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBE_ROWS) % 2)],
     )
 
 
@@ -87,7 +87,7 @@ def tokens() -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([3, 12, 4, 5, 7, 2, 9])
     mask = (torch.arange(12) < lengths.unsqueeze(1)).long()
     ids = torch.randint(
-        5, len(VOCABULARY), (PROBES, 12), generator=torch.Generator().manual_seed(1)
+        5, len(VOCABULARY), (PROBE_ROWS, 12), generator=torch.Generator().manual_seed(1)
     )
     return ids * mask, mask
 
@@ -114,7 +114,7 @@ def test_a_mixer_in_the_frozen_embeddings_of_an_encoder_is_named(tmp_path):
         check_model(
             model,
             cross_entropy,
-            [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)],
+            [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBE_ROWS) % 2)],
         )
 
 

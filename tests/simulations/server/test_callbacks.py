@@ -7,7 +7,7 @@ import torch
 
 import fedlsg
 from fedlsg import user_code
-from fedlsg.simulations.planning.trust import RECORD
+from fedlsg.simulations.planning.trust import CODE_RECORD
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.settings.settings import callback_words, callbacks_with, code_in
 from fedlsg.simulations.storage.results import read_run
@@ -207,7 +207,7 @@ def test_a_folder_that_is_a_run_has_the_record_of_its_code(mine, tmp_path, monke
     """However early the process that began it was killed: ``resume`` would say it has none."""
 
     def killed(self: RunDir, settings: object) -> None:
-        assert (self.path / RECORD).exists()
+        assert (self.path / CODE_RECORD).exists()
         raise RuntimeError("killed")
 
     monkeypatch.setattr(RunDir, "write_config", killed)

@@ -51,10 +51,8 @@ def draws_of_a_client_that_trains_twice(
     """How often noise was drawn, and how many steps the ledger has: planted is a second draw for
     one attempt.
     """
-    add_noise, client_step = (
-        fedlsg.training.client_round.add_noise,
-        fedlsg.simulations.client.train.client_step,
-    )
+    add_noise = fedlsg.training.client_round.add_noise
+    client_step = fedlsg.simulations.client.train.client_step
     drawn = []
 
     def watched(*args: object) -> Tensor:

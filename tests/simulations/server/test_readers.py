@@ -221,10 +221,8 @@ def entry(client: int, round: int, sigma: float, mechanism: str = "dp") -> Entry
 
 
 def spent_of(folder: str, rounds: list[dict[int, float]]) -> Spent:
-    ledger, spent = (
-        RunLedger(Path(folder) / "ledger"),
-        Spent(RunDir(Path(folder)), CLIENTS, delta=SPENT_DELTA),
-    )
+    ledger = RunLedger(Path(folder) / "ledger")
+    spent = Spent(RunDir(Path(folder)), CLIENTS, delta=SPENT_DELTA)
     for round, sigmas in enumerate(rounds, 1):
         ledger.charge([entry(client, round, sigma) for client, sigma in sigmas.items()])
         spent.update(sigmas, [])

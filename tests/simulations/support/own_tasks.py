@@ -60,11 +60,9 @@ class Next(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.hidden, self.classifier = (
-            nn.Embedding(11, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 11),
-        )
+        self.table = nn.Embedding(11, 6)
+        self.hidden = nn.Linear(6, 6)
+        self.classifier = nn.Linear(6, 11)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.classifier(torch.tanh(self.hidden(self.table(ids))))

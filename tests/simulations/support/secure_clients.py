@@ -119,10 +119,8 @@ def charged(context: Context) -> int:
     """Charges of the client on the local engine, without one that came with the message and is not
     used.
     """
-    run, given = (
-        RunDir(Path(str(context.run_config["run-dir"]))),
-        context.state.config_records.get(ACCOUNT),
-    )
+    run = RunDir(Path(str(context.run_config["run-dir"])))
+    given = context.state.config_records.get(ACCOUNT)
     unused = given is not None and given["charged"] is False
     return len(run.charges.of(int(context.node_config["partition-id"])).entries) - unused
 

@@ -141,10 +141,8 @@ def test_dropouts_are_no_refusals_and_a_federation_without_budget_ends_regularly
 
 def test_the_noise_of_a_sum_is_that_of_all_clients_in_it():
     state = server_state(clip_norm=0.5)
-    local, terms = (
-        LocalTraining(),
-        [public_terms(1, noise_multiplier=sigma)[0] for sigma in (1.0, 2.0, 3.0)],
-    )
+    local = LocalTraining()
+    terms = [public_terms(1, noise_multiplier=sigma)[0] for sigma in (1.0, 2.0, 3.0)]
     uplink = Uplink(method=state.method, codec=find_codec("float32"), seed=state.seed)
     settings = FederationSettings(terms=terms, clients_per_round=3, local=local, uplink=uplink)
     known = Expectations(state=state, settings=settings)

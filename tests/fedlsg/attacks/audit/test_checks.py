@@ -18,9 +18,17 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     one_run_p_value,
 )
-from fedlsg.attacks.audit.noise_checks import displacement, noise_checks, tails, unequal
-from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
-from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
+from fedlsg.attacks.audit.check import UnitClaim
+from fedlsg.attacks.audit.noise_checks import check_tails, check_values_used_once, noise_checks
+from fedlsg.attacks.audit.setting import (
+    FOUND_NOISE_RATIO,
+    Setting,
+    canaries,
+    found_ratio,
+    silent_rounds,
+)
+from fedlsg.attacks.audit.stated import LEAST_NOISE_ERROR, Stated, delta_of, least_noise
+from fedlsg.attacks.audit.unit_checks import check_canaries, check_equal_units
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
 STD = 0.7
@@ -109,7 +117,7 @@ def test_new_checks_of_values_accuse_as_rarely_as_is_said(kept, grid):
     for _ in range(40 if kept > 1000 else 100):
         rows = rng.normal(size=(16, kept))
         rows = (rows * 256).round() / 256 if grid else rows
-        accused += not (tails(rows.ravel()).passed and unequal(rows).passed)
+        accused += not (check_tails(rows.ravel()).passed and check_values_used_once(rows).passed)
     assert accused == 0
 
 
@@ -127,8 +135,30 @@ def test_ten_canaries_accuse_correct_code_as_rarely_as_a_thousand(q, rounds, noi
     """Five in and five out: in 100 000 audits of a true claim about one is accused, at most."""
     included, moves, moved = many_audits(q=q, rounds=rounds, noise=noise)
     worst = moves[np.argsort(moved)[-5:]]
-    claim = {"sample_rate": q, "rounds": rounds, "noise": noise}
-    assert sum(not displacement(one, included, **claim).passed for one in worst) <= 3
+    claim = UnitClaim(sample_rate=q, noise=noise)
+    found = [check_canaries(one, included, claim, rounds=rounds) for one in worst]
+    assert sum(not check.passed for check in found) <= 3
+
+
+def test_equal_units_that_move_outputs_too_far():
+    """In their own direction, or in another one; without outputs nothing can be said."""
+    claim = UnitClaim(sample_rate=1.0, noise=0.1)
+    way, other = np.eye(300)[:2]
+
+    def passed(direction, factor):
+        outputs = noise(rounds=8) / STD * 0.1 + factor * 20 * direction
+        check = check_equal_units(outputs, way, claim, units=20, sensitivity=1.0)
+        return check.passed
+
+    assert passed(way, 1.0)
+    assert passed(other, 1.0)
+    assert not passed(way, 1.1)
+    assert not passed(other, 1.1)
+    one = check_equal_units(20 * way[None], way, claim, units=20, sensitivity=1.0)
+    assert one.passed
+    for outputs, gradient in ((np.zeros((0, 300)), way), (np.ones((3, 300)), 0 * way)):
+        with pytest.raises(ValueError, match="expected outputs with equal units"):
+            check_equal_units(outputs, gradient, claim, units=20, sensitivity=1.0)
 
 
 def many_audits(**claim):
@@ -206,7 +236,7 @@ def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)
     assert delta_of(epsilon, q, sigma, steps) == pytest.approx(golden, rel=1e-2)
     found = least_noise(epsilon, golden, q, steps)
-    assert sigma * (1 - 2 * ERROR) < found < sigma
+    assert sigma * (1 - 2 * LEAST_NOISE_ERROR) < found < sigma
 
 
 def test_full_batches_have_the_closed_form():
@@ -237,7 +267,7 @@ def test_whose_noise_counts():
 )
 def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
     h = made.stated.honest
-    smallest = max(RATIO, math.sqrt((h - 1) / h))
+    smallest = max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h))
     assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
     assert 200 <= canaries(made) <= 5000
 

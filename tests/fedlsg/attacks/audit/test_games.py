@@ -5,17 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedlsg.attacks.audit.all_checks import unit_checks
+from fedlsg.attacks.audit.check import UnitClaim
+from fedlsg.attacks.audit.count_checks import count_checks
 from fedlsg.attacks.audit.coverage import not_covered
 from fedlsg.attacks.audit.games import Game, counts_of, games_of, play
-from fedlsg.attacks.audit.noise_checks import (
-    count_checks,
-    fresh_draws,
-    game_checks,
-    pass_checks,
-    unit_checks,
-)
+from fedlsg.attacks.audit.noise_checks import pass_checks
 from fedlsg.attacks.audit.plants import planted, refuse_plant
 from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.unit_checks import check_fresh_draws, game_checks
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.privacy import clipped_sum
 from fedlsg.training.client_level import AdaptiveClip
@@ -52,12 +50,12 @@ def played(made: Setting, game: str, seed: int = 0) -> Game:
 
 def accused(made: Setting, seen: Game) -> set[str]:
     """The checks of what was seen that fail."""
-    claim = {
-        "sample_rate": made.stated.sample_rate,
-        "noise": made.noise_std / made.sensitivity,
-        "weights": made.weights,
-    }
-    found = [*game_checks(seen, **claim), *pass_checks([seen], made)]
+    claim = UnitClaim(
+        sample_rate=made.stated.sample_rate,
+        noise=made.noise_std / made.sensitivity,
+        weights=made.weights,
+    )
+    found = [*game_checks(seen, claim), *pass_checks([seen], made)]
     return {check.name for check in found if not check.passed}
 
 
@@ -187,8 +185,9 @@ def test_fresh_draws_are_accused_as_rarely_as_is_said(q, units, noise):
     """In 300 audits of a true claim nobody is accused."""
     rng = np.random.default_rng(0)
     played = [drawn(rng, q, units, 16, noise) for _ in range(300)]
-    spread = np.full(200, (noise / units / q) ** 2)
-    checks = [fresh_draws(game, spread, sample_rate=q, weights=[1.0]) for game in played]
+    variance = np.full(200, (noise / units / q) ** 2)
+    claim = UnitClaim(sample_rate=q, noise=noise)
+    checks = [check_fresh_draws(game, claim, variance) for game in played]
     assert all(check.passed for check in checks)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.audit import shipped
+from fedlsg.attacks.audit import outputs
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.config.units import unit_named
 from fedlsg.privacy import clipped_sum
@@ -55,11 +55,11 @@ def test_a_clip_of_rows_of_a_person_is_caught(monkeypatch):
 
 def test_persons_that_are_drawn_as_their_rows_are_caught(monkeypatch):
     """Negative control: 20 rows that join one by one, each clipped, and no person at all."""
-    monkeypatch.setattr(shipped, "Persons", lambda person, **_: None)
-    honest = shipped.client_step
+    monkeypatch.setattr(outputs, "Persons", lambda person, **_: None)
+    honest = outputs.client_step
 
     def of_rows(*args, num_examples, **given):
         return honest(*args, num_examples=20 * num_examples, **given)
 
-    monkeypatch.setattr(shipped, "client_step", of_rows)
+    monkeypatch.setattr(outputs, "client_step", of_rows)
     assert audit(of_patients(setting(rounds=2)), canaries=60).falsified

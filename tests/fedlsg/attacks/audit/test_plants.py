@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlsg.attacks.audit.noise_checks import unit_checks
+from fedlsg.attacks.audit.all_checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.unit_mode import record

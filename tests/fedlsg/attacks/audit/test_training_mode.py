@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.audit.shipped import make_canaries, output
+from fedlsg.attacks.audit.canaries import make_canaries
+from fedlsg.attacks.audit.outputs import make_output
 from fedlsg.attacks.audit.training_mode import (
     canary_scores,
     clipped_rows,
@@ -42,10 +43,8 @@ def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
     of it.
     """
     canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
-    present, absent = (
-        examine(seen(), canaries, rest, IN),
-        examine(seen(rows=slice(1, 6)), canaries, rest, OUT),
-    )
+    present = examine(seen(), canaries, rest, IN)
+    absent = examine(seen(rows=slice(1, 6)), canaries, rest, OUT)
     assert present.components.item() == pytest.approx(1.0, abs=1e-6)
     assert absent.components.item() == pytest.approx(0.0, abs=1e-6)
     assert present.lengths.item() == pytest.approx(0.1, rel=1e-6)
@@ -108,11 +107,9 @@ def test_the_variance_is_that_of_batches_and_noise():
     """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states
     for them.
     """
-    made, q, std = (
-        replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)),
-        0.5,
-        0.05,
-    )
+    made = replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0))
+    q = 0.5
+    std = 0.05
     rows, rng = clipped_rows(made, IMAGES, LABELS).double(), torch.Generator().manual_seed(0)
     included = torch.tensor([True, False])
     present = torch.tensor([True, False, True, True, True, True])
@@ -164,7 +161,7 @@ def sent(made, rows, **changes):
     noiseless = Mechanism(
         kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip
     )
-    return output(
+    return make_output(
         replace(made, mechanism=noiseless, local=local), rows, partial(reproducible_stream, 0), 0
     ).values
 

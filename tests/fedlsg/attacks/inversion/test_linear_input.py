@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import input_of_linear, label_of_one
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.relu_batch import WIDE, relu_batch, sparse_columns
+from fedlsg.attacks.inversion.relu_batch import FLOAT64_TOLERANCES, relu_batch, sparse_columns
 from fedlsg.attacks.observation import Knowledge
 from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
@@ -94,7 +94,7 @@ def test_sparse_columns_by_hand():
         [[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64
     )
     P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
-    columns = P @ sparse_columns(P, generator(), WIDE)
+    columns = P @ sparse_columns(P, generator(), FLOAT64_TOLERANCES)
     unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
     first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
     assert [first, second] == [

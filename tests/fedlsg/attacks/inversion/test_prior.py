@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.inversion.prior import SHRINKAGE, prior_from, surprise
+from fedlsg.attacks.inversion.prior import COVARIANCE_SHRINKAGE, prior_from, surprise
 
 
 def made(count: int, *shape: int) -> torch.Tensor:
@@ -22,7 +22,9 @@ def test_the_spread_is_the_inverse_of_the_shrunk_covariance(count):
     covariance = off.mT @ off / count
     level = covariance.diagonal().mean()
     eye = torch.eye(12, dtype=torch.float64)
-    dense = torch.linalg.inv((1 - SHRINKAGE) * covariance + SHRINKAGE * level * eye)
+    dense = torch.linalg.inv(
+        (1 - COVARIANCE_SHRINKAGE) * covariance + COVARIANCE_SHRINKAGE * level * eye
+    )
     assert_close(prior.spread.precision, dense)
     tried = made(5, 1, 3, 4).double()
     step = (tried - prior.mean).flatten(1)

@@ -20,11 +20,9 @@ class Bend(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.inner = (
-            nn.Parameter(torch.randn(4)),
-            nn.Parameter(torch.randn(4)),
-            nn.Linear(4, 4),
-        )
+        self.a = nn.Parameter(torch.randn(4))
+        self.b = nn.Parameter(torch.randn(4))
+        self.inner = nn.Linear(4, 4)
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         y = x.square() * self.a + x * self.b

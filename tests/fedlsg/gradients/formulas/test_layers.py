@@ -186,10 +186,8 @@ def test_a_shared_weight_is_one_gradient():
     torch.testing.assert_close(gradients.norms(), wanted)
     apart = (gradients.linear.norms().square() + gradients.table.norms().square()).sqrt()
     assert (apart / wanted - 1).abs().max() > 1e-2, "negative control"
-    factors, finite = (
-        torch.rand(5, dtype=torch.float64),
-        torch.tensor([True, True, False, True, True]),
-    )
+    factors = torch.rand(5, dtype=torch.float64)
+    finite = torch.tensor([True, True, False, True, True])
     wanted = torch.einsum("b,bvd->vd", factors * finite, dense).flatten()
     torch.testing.assert_close(gradients.weighted_sum(factors, finite), wanted)
     torch.testing.assert_close(gradients.part(1, 3).norms(), gradients.norms()[1:3])

@@ -194,7 +194,7 @@ def hook_of_tensor():
 
 def long():
     thing = Thing()
-    made = [thing, *[None] * objects.MANY]
+    made = [thing, *[None] * objects.MAX_WALKED_ITEMS]
     return made, lambda: thing.v.append(1), lambda: list(thing.v)
 
 

@@ -198,10 +198,8 @@ def test_the_bias_under_noise_is_the_predicted_one():
     of noise alone.
     """
     n, d = 400_000, 1.7
-    noise, alone = (
-        d * torch.randn(5 * n, generator=torch.Generator().manual_seed(1)),
-        d * math.sqrt(2 / math.pi),
-    )
+    noise = d * torch.randn(5 * n, generator=torch.Generator().manual_seed(1))
+    alone = d * math.sqrt(2 / math.pi)
     for m in (0.05, 0.3, 1.0):
         signal = torch.cat([torch.full((n,), m), torch.zeros(4 * n)])
         got = decode_sign(encode_sign(signal + noise, [len(signal)]), [len(signal)])[:n].double()

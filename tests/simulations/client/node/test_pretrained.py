@@ -21,10 +21,8 @@ def weights(path: Path, value: float = 0.01) -> Path:
 
 
 def test_a_copy_with_the_digest_is_used(tmp_path):
-    theirs, mine = (
-        weights(tmp_path / "server.safetensors"),
-        weights(tmp_path / "client.safetensors"),
-    )
+    theirs = weights(tmp_path / "server.safetensors")
+    mine = weights(tmp_path / "client.safetensors")
     start = {"pretrained": str(theirs), "pretrained_sha256": digest_of(str(theirs))}
     server = Server.start(
         terms(tmp_path / "node", pretrained=str(mine)), tmp_path / "copy", **start

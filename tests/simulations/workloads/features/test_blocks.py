@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.simulations.workloads.features.blocks import BLOCK, Product
+from fedlsg.simulations.workloads.features.blocks import BLOCK_ROWS, Product
 
 
 def matrix(d: int, k: int) -> Tensor:
@@ -14,11 +14,11 @@ def matrix(d: int, k: int) -> Tensor:
 @pytest.mark.parametrize(("d", "k"), [(3, 1), (65, 40), (256, 256), (1025, 33)])
 def test_bits_of_a_row_depend_on_no_other_row_and_no_place(d, k):
     product = Product(matrix(d, k))
-    x = torch.randn(2 * BLOCK + 5, d, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2 * BLOCK_ROWS + 5, d, generator=torch.Generator().manual_seed(1))
     whole = product(x)
     torch.testing.assert_close(whole, x @ matrix(d, k), atol=1e-4, rtol=1e-4)
-    assert product.rows == BLOCK
-    for start in (1, 7, BLOCK, BLOCK + 3):
+    assert product.rows == BLOCK_ROWS
+    for start in (1, 7, BLOCK_ROWS, BLOCK_ROWS + 3):
         assert product(x[start:]).equal(whole[start:])
     assert product(x[:1]).equal(whole[:1])
     assert product(x * (torch.arange(len(x)) == 9).view(-1, 1))[9].equal(whole[9])

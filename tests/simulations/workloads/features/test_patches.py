@@ -14,7 +14,7 @@ from fedlsg.simulations.models import patches
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads.base import Options
 from fedlsg.simulations.workloads.features import axes
-from fedlsg.simulations.workloads.features.encode import LENGTH
+from fedlsg.simulations.workloads.features.encode import UNIT_LENGTH
 from tests.simulations.support.runs import run_local
 
 PATCHES = {"features": "patches", "patch_filters": 8, "patch_size": 3}
@@ -37,7 +37,7 @@ def test_a_head_trains_on_them(more, said, few_digits, tmp_path):
     run = run_local(tmp_path / "run", **PATCHES, **more, method="dpsgd", model="linear")
     assert dict(run.summary["features"]).items() >= said.items()
     inputs = run.plan.workload.train.batch(torch.arange(5))[0].flatten(1)
-    assert torch.allclose(inputs.norm(dim=1), torch.full((5,), LENGTH), rtol=1e-3)
+    assert torch.allclose(inputs.norm(dim=1), torch.full((5,), UNIT_LENGTH), rtol=1e-3)
 
 
 def test_axes_are_those_of_a_decomposition():

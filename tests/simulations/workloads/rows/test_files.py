@@ -67,7 +67,7 @@ def test_line_breaks_in_quotes_at_any_size(block, tmp_path, monkeypatch):
     frame = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 3})
     if block is not None:
         frame = frame[-2001:-1]
-        monkeypatch.setattr(table_files, "BLOCK", block)
+        monkeypatch.setattr(table_files, "BLOCK_BYTES", block)
     frame.to_csv(tmp_path / "a.csv", index=False)
     assert (
         table_files.read_file(tmp_path / "a.csv", "train")["text"].to_pylist()

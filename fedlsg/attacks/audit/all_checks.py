@@ -1,0 +1,54 @@
+"""All checks of what an audit recorded in the unit mode."""
+
+import math
+
+import numpy as np
+
+from fedlsg.attacks.audit.check import Check, UnitClaim
+from fedlsg.attacks.audit.count_checks import count_checks
+from fedlsg.attacks.audit.noise_checks import (
+    check_digits,
+    grid_checks,
+    noise_checks,
+    pass_checks,
+)
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.unit_checks import check_canaries, check_equal_units, game_checks
+from fedlsg.attacks.audit.unit_mode import Recording
+
+
+def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
+    """What was recorded, held to what ``setting.stated`` lets it be."""
+    claim = unit_claim(recording, setting)
+    checks = [
+        check_canaries(recording.moves, recording.included, claim, rounds=setting.rounds),
+        check_equal_units(
+            recording.alike,
+            recording.alike_gradient,
+            claim,
+            units=recording.units,
+            sensitivity=setting.sensitivity,
+        ),
+        *noise_checks(recording.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
+    ]
+    if setting.sums is None:  # those of a secure sum are whole numbers
+        checks.append(check_digits(recording.silent))
+    checks += grid_checks(recording.grid, noise_std=setting.noise_std)
+    for game in recording.games:
+        checks += game_checks(game, claim)
+    checks += pass_checks(recording.games, setting)
+    if recording.count is not None:
+        checks += count_checks(recording.silent, recording.count, setting)
+    return tuple(checks)
+
+
+def unit_claim(recording: Recording, setting: Setting) -> UnitClaim:
+    """The claim of the setting, at the noise that outputs have: more of it is no breach."""
+    measured = math.sqrt(
+        max(float(np.square(rows, dtype=np.float64).mean()) for rows in recording.silent.values())
+    )
+    return UnitClaim(
+        sample_rate=setting.stated.sample_rate,
+        noise=max(setting.noise_std, measured) / setting.sensitivity,
+        weights=setting.weights,
+    )
