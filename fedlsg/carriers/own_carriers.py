@@ -70,7 +70,9 @@ class OwnCarriers(Carrier):
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """Raises as ``make_own``."""
         return of_pairs(
-            public.weights, make_own(self.make, public, orthonormal=self.splits), self.form
+            public.weights,
+            make_own(self.make, public, orthonormal=self.form.orthonormal),
+            self.form,
         )
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:

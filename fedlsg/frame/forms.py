@@ -56,13 +56,15 @@ class Sizes(NamedTuple):
 
 
 class Form(ABC):
-    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one
-    column.
+    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one column.
+
+    ``orthonormal``: whether columns of L and rows of R have to be orthonormal.
     """
 
     name: FormName
     parts: tuple[Part, ...] = ("core",)
     embeds = False
+    orthonormal = True
 
     def __repr__(self) -> str:
         return f"the form {self.name!r}"
@@ -167,6 +169,7 @@ class Core(Form):
     """S = L^T dW R^T, lifted to L S R. Carriers of any scale: it weights rows and columns of S."""
 
     name: FormName = "core"
+    orthonormal = False
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
         m, n = W.shape[0], math.prod(W.shape[1:])

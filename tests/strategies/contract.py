@@ -41,6 +41,10 @@ SMALL = {"rank": 2, "sparsity": 0.4, "probes": 16}
 
 EMPTY = LocalTraining(sample_rate=1e-12)
 LEAST_DRAWS, FALSE_ALARM, TIGHT = 20_000, 1e-7, 0.8
+FEW_DRAWS = LEAST_DRAWS // 40
+"""Of the short contract: they find halved noise."""
+ROUNDING = 1e-5
+"""Of products of unit vectors, some of which are made in float32."""
 SCALES = (1e-8, 0.01, 0.05, 1.0, 1e4, -1e4, 1e150, 1e200, math.inf, math.nan)
 """Factors on the loss of one example: from all but silent to squares beyond float64, and what is no
 number.
@@ -359,6 +363,19 @@ def lift_defects(s: Subject) -> list[str]:
             lifted[block.parameter].flatten().nonzero().squeeze(1),
             block.keep.positions(block.shape),
         )
+    ]
+
+
+def carrier_defects(s: Subject) -> list[str]:
+    """What is wrong with carriers whose form needs orthonormal columns of L and rows of R: Eq. 3
+    holds for no others.
+    """
+    carried = [c for c in s.frame.coordinates if c.carried and c.form.orthonormal]
+    return [
+        f"{side} of {c.name} is not orthonormal: its products are off by {off:.2g}"
+        for c in carried
+        for side, X in (("L", c.L.mT), ("R", c.R))
+        if not (off := float((X @ X.mT - torch.eye(len(X), dtype=X.dtype)).abs().max())) <= ROUNDING
     ]
 
 

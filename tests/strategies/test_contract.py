@@ -13,8 +13,11 @@ import torch
 from fedlsg import strategies
 from fedlsg.carriers.powersgd import decode, encode
 from tests.strategies.contract import (
+    FEW_DRAWS,
     LEAST_DRAWS,
     MODELS,
+    Subject,
+    carrier_defects,
     data_set,
     lift_defects,
     noise_defects,
@@ -54,7 +57,21 @@ def test_every_recipe_has_the_contract():
     assert {case.name for case in CASES.values()} == set(strategies.names())
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_keeps_the_contract(recipe):
+    """All checks on the plain case of each file, which no choice of cases thins out: on one data
+    set, with few draws.
+    """
+    s = of(recipe)
+    assert sensitivity_defects(s, range(1)) == []
+    assert noise_defects(s, FEW_DRAWS) == []
+    assert lift_defects(s) == []
+    assert carrier_defects(s) == []
+    check_frames(s)
+    check_values(s)
+
+
+@pytest.mark.thinned(5)
 @slow_where(shown_on_the_mlp)
 def test_one_example_moves_the_clipped_sum_by_the_claimed_sensitivity_at_most(case, model):
     assert sensitivity_defects(of(case, model), range(3 if model == "mlp" else 1)) == []
@@ -63,13 +80,23 @@ def test_one_example_moves_the_clipped_sum_by_the_claimed_sensitivity_at_most(ca
 @pytest.mark.thinned(24)
 @slow_where(shown_on_the_mlp)
 def test_server_and_client_derive_one_frame(case, model):
-    s = of(case, model)
+    check_frames(of(case, model))
+
+
+def check_frames(s: Subject) -> None:
+    """Server and client derive one frame."""
     assert s.frame.digest == s.derived.digest
     assert torch.equal(s.frame.indices, s.derived.indices)
     assert [b.weight for b in s.frame.blocks] == [b.weight for b in s.derived.blocks]
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(24)
+@slow_where(shown_on_the_mlp)
+def test_carriers_are_orthonormal_where_their_form_needs_it(case, model):
+    assert carrier_defects(of(case, model)) == []
+
+
+@pytest.mark.thinned(5)
 @slow_where(shown_by_its_recipe)
 def test_noise_has_its_variance_in_every_block(case, model):
     """With as many draws as the controls need to find less noise."""
@@ -88,7 +115,11 @@ def test_the_server_gets_the_very_values_that_were_sent(case, model):
     """Bit for bit in float32; where factors are sent, the product of the factors of what was to be
     sent.
     """
-    s = of(case, model)
+    check_values(of(case, model))
+
+
+def check_values(s: Subject) -> None:
+    """What the server decodes is what the client sent."""
     values = s.step(data_set(1, s.multiplicity)).nan_to_num()
     values = values / max(1.0, float(values.norm()) / s.mechanism.clip_norm)
     wanted = decode(encode(values, s.derived).float(), s.frame)

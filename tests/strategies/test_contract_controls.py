@@ -10,15 +10,17 @@ from torch import Tensor
 
 import fedlsg.method
 import fedlsg.training.client_round
-from fedlsg.frame import Frame
+from fedlsg.frame import Coordinates, Frame
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.clip import clip_factors, clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from tests.fedlsg.support.plants import clip_after_sum
 from tests.strategies import contract
 from tests.strategies.contract import (
+    FEW_DRAWS,
     LEAST_DRAWS,
     Data,
+    carrier_defects,
     data_set,
     lift_defects,
     noise_defects,
@@ -258,3 +260,27 @@ def test_a_gradient_on_frozen_coordinates_is_caught(case, monkeypatch):
     s = of(case)
     monkeypatch.setattr(Frame, "split", spilt_over_frozen_ones)
     assert lift_defects(s) != []
+
+
+@pytest.mark.parametrize("case", ["rgp-random", "lsg-probe", "gep"])
+def test_carriers_that_are_not_orthonormal_are_caught(case, monkeypatch):
+    """Eq. 3 is wrong for them, and nothing else of a run would say so."""
+
+    def doubled(self, *, L=None, R=None, **other):
+        made(self, L=None if L is None else 2 * L, R=R, **other)
+
+    made = Coordinates.__init__
+    monkeypatch.setattr(Coordinates, "__init__", doubled)
+    found = carrier_defects(subject(CASES[case]))
+    assert found
+    assert all(words.startswith("L of ") for words in found)
+
+
+@pytest.mark.parametrize("case", ["lsg", "dpsgd", "bitfit"])
+def test_halved_noise_is_caught_with_the_draws_of_the_short_contract(case, monkeypatch):
+    def halved(total, mechanism, noise):
+        return total + (add_noise(total, mechanism, noise) - total) / 2
+
+    assert noise_defects(of(case), FEW_DRAWS) == []
+    monkeypatch.setattr(CLIENT, "add_noise", halved)
+    assert noise_defects(of(case), FEW_DRAWS) != []
