@@ -11,8 +11,9 @@ chosen by its test accuracy was chosen on the test split: that is too high for n
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,26 @@ class Function(Callback):
 class CallbackList(Callback):
     """Several, called in their order; each gets a row of its own. Who has not begun is not told of
     an end.
+
+    A method of ``Callback`` that this class does not define calls each of them (``call_each``).
+    StopRun ends a run between two rounds: raised within a round, it waits for the next
+    ``on_round``, when row and checkpoint are on disk.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         self._begun: list[Callback] = []
+        self._stop: StopRun | None = None
+
+    def call_each(self, moment: str, *given: Any) -> None:
+        """Call a method of every callback, each with copies of its own; StopRun waits until all
+        were called.
+        """
+        for callback in self._callbacks:
+            try:
+                getattr(callback, moment)(*map(copy, given))
+            except StopRun as asked:
+                self._stop = self._stop or asked
 
     @contextmanager
     def told_of_failure(self) -> Iterator[None]:
@@ -115,14 +131,9 @@ class CallbackList(Callback):
         """Every callback gets the row, also the one after a callback that stops the run: a logger,
         the best model.
         """
-        stop = None
-        for callback in self._callbacks:
-            try:
-                callback.on_round(dict(row))
-            except StopRun as asked:
-                stop = stop or asked
-        if stop is not None:
-            raise stop
+        self.call_each("on_round", row)
+        if self._stop is not None:
+            raise self._stop
 
     def on_end(self, summary: Columns) -> None:
         """A summary of its own for each: what is printed afterwards is the run's. Nothing is left
@@ -136,6 +147,11 @@ class CallbackList(Callback):
         while self._begun:
             with suppress(Exception):  # the error that ended the run is the one to show
                 self._begun.pop(0).on_failure(error)
+
+
+for _moment in vars(Callback).keys() - vars(CallbackList).keys():
+    if _moment.startswith("on_"):  # it would inherit one that does nothing
+        setattr(CallbackList, _moment, partialmethod(CallbackList.call_each, _moment))
 
 
 def as_callbacks(given: object) -> tuple[Callback, ...]:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedlsg.training.client_level import release_round
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local
 
-DRAWN = ((0, 3, 7), tuple(range(1, 29, 2)))
+DRAWN = ((0, 3, 7), (1, 5, 9, 11, 28))
 """The clients of every round in either run."""
 SETTINGS = CLIENT_LEVEL | {
     "rounds": 3,
@@ -49,23 +49,44 @@ reads them.
 """
 
 
+OF_LOGGERS: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "on_begin": (lambda run: names_of(run.settings),),
+    "on_round": (metrics_of,),
+    "on_end": (results_of,),
+}
+"""What loggers make of what a method of ``Callback`` gets."""
+
+
 class Watching(Callback):
-    """Keeps everything that callbacks and loggers get."""
+    """Keeps everything that callbacks and loggers get: every method of ``Callback`` is watched, by
+    construction (``watch``).
+    """
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.seen: list[tuple[str, Any]] = []
 
-    def on_begin(self, run):
-        self.seen += [dict(run.settings), names_of(run.settings), list(run.rows)]
 
-    def on_round(self, row):
-        self.seen += [row, metrics_of(row)]
+def watch(moment: str) -> Callable[..., None]:
+    """A method of ``Watching``."""
 
-    def on_end(self, summary):
-        self.seen += [summary, results_of(summary)]
+    def keep(self: Watching, *given: Any) -> None:
+        self.seen += [(moment, shown(one)) for one in given]
+        self.seen += [(moment, make(one)) for make in OF_LOGGERS.get(moment, ()) for one in given]
 
-    def on_failure(self, error):
-        self.seen.append(str(error))
+    return keep
+
+
+def shown(given: Any) -> Any:
+    """What a callback gets, in values: fields in place of an object, no function of the run."""
+    if is_dataclass(given):
+        named = {field.name: getattr(given, field.name) for field in fields(given)}
+        return {name: value for name, value in named.items() if not callable(value)}
+    return str(given) if isinstance(given, BaseException) else given
+
+
+MOMENTS = {name for name in vars(Callback) if not name.startswith("_")}
+for moment in MOMENTS:
+    setattr(Watching, moment, watch(moment))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +96,7 @@ class Seen:
     files: dict[str, bytes]
     events: list[Any]
     callbacks: list[Any]
+    moments: set[str]
     terminal: str
     page: str
     result: Any
@@ -140,6 +162,7 @@ def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
         files=files,
         events=events,
         callbacks=[where.sub("", repr(one)) for one in watching.seen],
+        moments={moment for moment, _ in watching.seen},
         terminal=re.sub(r"left \S+|estimate: .*", "", where.sub("", text.getvalue())),
         page=run_page(result),
         result=where.sub("", repr(said)),
@@ -148,13 +171,22 @@ def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
 
 def different(folder: Path) -> list[str]:
     """What differs between the two runs."""
-    one, other = (seen_of(folder / str(len(clients)), clients) for clients in DRAWN)
+    one, other = both(folder)
     return one.differs(other)
 
 
-@pytest.mark.slow
+def both(folder: Path) -> tuple[Seen, Seen]:
+    """The two runs, as others see them."""
+    one, other = (seen_of(folder / str(len(clients)), clients) for clients in DRAWN)
+    return one, other
+
+
 def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
-    assert different(tmp_path) == []
+    one, other = both(tmp_path)
+    assert one.differs(other) == []
+    assert one.moments == MOMENTS - {"on_plan", "on_failure"}, (
+        "expected this run to call every method of Callback: what it does not call is not compared"
+    )
     kinds = {path.name for path in (tmp_path / "3" / "run").rglob("*")}
     assert {"rounds.csv", "summary.json", "run.jsonl", "sum.npy", "frame.json", FILE} <= kinds
     assert "bytes.csv" not in kinds

@@ -8,6 +8,7 @@ import torch
 import fedlsg
 from fedlsg import user_code
 from fedlsg.simulations.planning.trust import CODE_RECORD
+from fedlsg.simulations.server.callbacks import CallbackList
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.settings.settings import callback_words, callbacks_with, code_in
 from fedlsg.simulations.storage.results import read_run
@@ -49,6 +50,25 @@ def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     assert {"summary.json", "model.safetensors", "ledger.jsonl"} <= {
         path.name for path in found.directory.iterdir()
     }
+
+
+def test_every_method_of_callback_is_forwarded():
+    """By construction, as ``on_plan``, which the list does not define."""
+
+    class Stops(Notes):
+        def on_plan(self, directions):
+            self.seen.append(dict(directions))
+            directions["mine"] = None
+            raise fedlsg.StopRun("enough")
+
+    assert {name for name in vars(fedlsg.Callback) if name[0] != "_"} <= vars(CallbackList).keys()
+    first, second = Stops(), Stops()
+    several = CallbackList([first, second])
+    several.on_plan({"loss": False})
+    assert first.seen == second.seen == [{"loss": False}]
+    with pytest.raises(fedlsg.StopRun, match="enough"):
+        several.on_round({"round": 1})
+    assert second.seen[-1] == ("round", 1)
 
 
 @pytest.mark.slow
