@@ -20,8 +20,8 @@ from fedlsg.simulations.settings.any_run import Settings
 from fedlsg.simulations.settings.published import Published, presets
 from fedlsg.simulations.settings.published.show_presets import COLUMNS, numbered, row
 from fedlsg.simulations.settings.rule_checker import (
+    FACTS,
     SHARE,
-    WORDS,
     all_rules,
     method_facts,
     unit_facts,
@@ -208,12 +208,12 @@ def _merged(rules: Sequence[Rule], *, idle: bool) -> list[Sequence[str]]:
     for rule in rules:
         if rule.idle == idle:
             row = (*sides(rule), "" if idle else plain(rule.why))
-            found.setdefault(row, []).append(_name(spell(rule.of, WORDS)))
+            found.setdefault(row, []).append(_name(spell(rule.of, FACTS)))
     return [(", ".join(dict.fromkeys(names)), *row) for row, names in found.items()]
 
 
 def _name(mode: str) -> str:
-    return WORDS.get(mode) or f"`{mode}`"
+    return FACTS.get(mode) or f"`{mode}`"
 
 
 def _table(head: Sequence[str], rows: Any) -> list[str]:

@@ -16,14 +16,18 @@ A condition is a text about facts, which are settings and what follows from them
     name>1, name>=1, name<other     it is that large; the right side may name another fact
     A and B, A or B                 "and" binds more strongly
 
-A condition on a fact that is not known yet is neither true nor false: then nothing is said.
+A condition on a fact that is not known yet is neither true nor false: then nothing is said. One on
+a fact that does not exist is refused (``check_names``).
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import ge, gt, le, lt
+from string import Formatter
 from typing import Any
+
+from fedlsg.config.choices import choose
 
 Words = Mapping[str, str]
 
@@ -56,6 +60,16 @@ class Rule:
     def name(self) -> str:
         """The setting that the rule is about."""
         return _parse(self.subject)[0]
+
+    @property
+    def facts(self) -> list[str]:
+        """The facts that its conditions and its reason name."""
+        conditions = f"{self.of} and {self.needs}".replace(" or ", " and ")
+        named = []
+        for atom in conditions.split(" and "):
+            name, sign, right = _parse(atom)
+            named += [name, right] if sign in COMPARE and right.isidentifier() else [name]
+        return named + [field for _, field, _, _ in Formatter().parse(self.why) if field]
 
     def broken(self, facts: Facts) -> bool:
         """Whether the facts break it; what is not known breaks nothing."""
@@ -93,6 +107,13 @@ def needs(condition: str, why: str = "", *, of: str = "") -> Rule:
 def idle_unless(condition: str, why: str = "", *, of: str = "") -> Rule:
     """A rule for a setting that has no effect otherwise."""
     return Rule(of=of, needs=condition, why=why, idle=True)
+
+
+def check_names(rules: Iterable[Rule], known: Mapping[str, object]) -> None:
+    """Raise ValueError for a rule on a fact that does not exist: it would never be broken."""
+    for rule in rules:
+        for name in rule.facts:
+            choose(f"fact of the rule {rule.of!r} needs {rule.needs!r}:", name, known)
 
 
 def check_rules(rules: Iterable[Rule], facts: Facts, words: Words) -> None:

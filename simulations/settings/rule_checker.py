@@ -14,7 +14,7 @@ import torch
 from fedlsg import strategies
 from fedlsg.config.mechanisms import DP, KINDS, is_silent
 from fedlsg.config.partitions import SCHEMES
-from fedlsg.config.rules import Facts, Rule, check_rules
+from fedlsg.config.rules import Facts, Rule, check_names, check_rules
 from fedlsg.config.units import unit_named
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
@@ -32,7 +32,7 @@ from fedlsg.simulations.settings.settings import (
 )
 from fedlsg.simulations.workloads import LoadedWorkload
 
-WORDS: Mapping[str, str] = MappingProxyType(
+FACTS: Mapping[str, str] = MappingProxyType(
     {
         "augmentation": "images that can be changed at random",
         "away": "availability below 1 ({availability})",
@@ -40,6 +40,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "chosen_method": "method=auto",
         "classes": "a workload with classes",
         "deployed": "a deployment",
+        "down_grid_from_noise": "a downlink codec whose grid comes from the noise",
         "embeds": "embeddings ({method!r})",
         "exact": "{exact_codecs} (got {codec})",
         "factors": "factors ({method!r})",
@@ -56,7 +57,9 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "trace": "availability as a trace ({availability})",
     }
 )
-"""How a message calls facts that are no settings."""
+"""The facts that are no settings, as messages call them. Rules may name these and settings, nothing
+else; ``facts_of`` says what they are in a run.
+"""
 
 SHARE = 0.5
 """Any share of the noise below 1, which is what a client adds where the sum alone has enough."""
@@ -69,8 +72,9 @@ OWN_NOISE = (
 
 def all_rules() -> list[Rule]:
     """The rules of all settings, in the order of config.toml, and those that follow from who
-    declares a setting.
+    declares a setting. Raises ValueError for one on a fact that does not exist.
     """
+    settings = all_settings()
     of_codecs = [
         Rule(
             of=name,
@@ -80,7 +84,9 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    return [*(rule for setting in all_settings().values() for rule in setting.rules), *of_codecs]
+    rules = [*(rule for setting in settings.values() for rule in setting.rules), *of_codecs]
+    check_names(rules, {**settings, **FACTS, **codec_lists()})
+    return rules
 
 
 def facts_of(
@@ -164,7 +170,7 @@ def check_given(s: Settings, *, deployed: bool = False) -> None:
         DP.name if s.method == AUTO else strategies.default_mechanism(s.method)
     )
     known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": not is_silent(kind)}
-    check_rules(all_rules(), known | {"private": kind in KINDS and KINDS[kind].private}, WORDS)
+    check_rules(all_rules(), known | {"private": kind in KINDS and KINDS[kind].private}, FACTS)
 
 
 def check(s: Resolved, workload: LoadedWorkload) -> None:
@@ -174,7 +180,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
     spread_of(s)
-    check_rules(all_rules(), facts_of(s, workload=workload), WORDS)
+    check_rules(all_rules(), facts_of(s, workload=workload), FACTS)
     if (
         device_of(s.device) == "cuda"
         and s.precision == "bfloat16"
@@ -204,7 +210,7 @@ def check_method(s: Resolved, method: Method, *, deployed: bool = False) -> None
     """Raise ValueError for settings that do not go with the method, or a codec that its values
     cannot have.
     """
-    check_rules(all_rules(), facts_of(s, method=method, deployed=deployed), WORDS)
+    check_rules(all_rules(), facts_of(s, method=method, deployed=deployed), FACTS)
     check_fits(uplink_codec(s), method)
 
 
@@ -216,7 +222,7 @@ def idle(s: Resolved, method: Method, given: Collection[str]) -> dict[str, str]:
     rules = [
         rule for rule in all_rules() if rule.idle and rule.name in given and rule.broken(known)
     ]
-    return {rule.name: rule.message(known, WORDS) for rule in reversed(rules)}
+    return {rule.name: rule.message(known, FACTS) for rule in reversed(rules)}
 
 
 def check_sums(s: Resolved) -> None:
@@ -294,7 +300,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
     try:
         if settings.trust in ("secure", "aggregate"):
             method = strategies.recipe(settings.method, **parameters | {"noise_share": SHARE})
-        check_rules(all_rules(), facts_of(settings, method=method), WORDS)
+        check_rules(all_rules(), facts_of(settings, method=method), FACTS)
         check_fits(uplink_codec(settings), method)
     except ValueError as error:
         return str(error)

@@ -17,7 +17,7 @@ from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.simulations import workloads
 from fedlsg.simulations.settings.resolve import FALLBACK
-from fedlsg.simulations.settings.rule_checker import WORDS, all_rules, codec_lists
+from fedlsg.simulations.settings.rule_checker import FACTS, all_rules, codec_lists
 from fedlsg.simulations.settings.settings import (
     GROUPS_OF_RUN,
     all_settings,
@@ -93,8 +93,8 @@ def _words(rule: Rule) -> str:
 def sides(rule: Rule) -> tuple[str, str]:
     """What a rule needs, and what it does not go with."""
     if rule.needs.startswith("not "):
-        return "", plain(WORDS.get(rule.needs[4:], f"`{rule.needs[4:]}`"))
-    return plain(spell(rule.needs, WORDS)), ""
+        return "", plain(FACTS.get(rule.needs[4:], f"`{rule.needs[4:]}`"))
+    return plain(spell(rule.needs, FACTS)), ""
 
 
 def plain(text: str) -> str:
