@@ -8,7 +8,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from fedlsg.config import Setting
-from fedlsg.config.partitions import ANY
+from fedlsg.config.partitions import ANY, SCHEMES
 from fedlsg.config.rules import idle_unless, needs
 from fedlsg.config.selection import SELECTIONS
 
@@ -243,7 +243,7 @@ class Federation:
     partition: Annotated[
         str | None,
         Setting(
-            "iid, dirichlet, shards, a column (a client for each value), or given: the data's own.",
+            f"{', '.join(SCHEMES)}, a column (a client for each value), or given: the data's own.",
             fallback="iid",
         ),
     ] = None

@@ -190,7 +190,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
             "precision='bfloat16' was requested, but this CUDA device has no bfloat16; "
             "use precision='float32'"
         )
-    if SCHEMES.get(s.partition):
+    if s.partition in SCHEMES and SCHEMES[s.partition].reads_classes:
         workload.classes(f"partition={s.partition}")
     if not 1 <= s.clients_per_round <= s.clients:
         raise ValueError(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedlsg import strategies
 from fedlsg.config import REQUIRED, Declared, unknown
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.config.rules import Rule, spell
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
@@ -70,13 +71,18 @@ def whole(one: Declared) -> Table:
         "range": range_of(one),
         "default": by_value(used.defaults) or default_of(one),
         "used by": used.by,
-        **(
-            {f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}
-        ),
+        **{f"  {name}": line for name, line in values_of(one.name).items()},
         "presets": by_value(used.workloads),
         "goes with": rule_lines(one.name),
     }
     return name_table({title: text for title, text in rows.items() if text})
+
+
+def values_of(setting: str) -> Mapping[str, str]:
+    """A sentence for each value of a setting that names one of several things."""
+    if setting == "codec":
+        return summaries()
+    return {name: s.words for name, s in SCHEMES.items()} if setting == "partition" else {}
 
 
 def rule_lines(name: str) -> str:

@@ -1,20 +1,10 @@
-"""Partition a data set over clients: IID, label-Dirichlet, shards; two arrays, of which a client's
-rows are a slice. ``client_forms`` makes the same of what users give.
-
-A partition represents data that the clients have always held. It is drawn once from a public seed
-and then fixed: adding or removing one example adds or removes it in one client's part, and nothing
-is dealt again. It belongs to the privacy contract: epsilon composes in parallel over clients only
-if no two of them hold the same example. ``Parts`` cannot hold one twice; of lists of rows
-``check_disjoint`` is that guard.
-
-On the shuffled data and for equal seeds, the schemes equal IidPartitioner,
-DirichletPartitioner(self_balancing=False) and, where N divides evenly, ShardPartitioner of
-flwr-datasets, which takes seconds to import.
+"""Clients that data bring: one for each value of a column, or the data's own; and persons, who are
+never split over clients. ``client_forms`` makes the same of what users give.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,99 +14,7 @@ from torch import Tensor
 from fedlsg.config.choices import choose
 from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
-from fedlsg.simulations.workloads.base.parts import Parts, distinct_names
-
-_MAX_DRAWS = 1000
-
-
-def partition(
-    labels: Shaped[Tensor, "n *target"],
-    *,
-    num_clients: int,
-    scheme: str = "iid",
-    seed: int,
-    alpha: float = 0.5,
-    shards_per_client: int = 2,
-) -> Parts:
-    """Indices of each client's examples, sorted.
-
-    scheme:
-        ``iid``: a random permutation cut into equal parts (McMahan et al. 2017, sec. 3).
-        ``dirichlet``: each class is spread over the clients in proportions drawn from
-            Dir(alpha, ..., alpha) (Yurochkin et al. 2019), redrawn until every client has an
-            example. Differs from Hsu et al. 2019, who draw each client's class mix and give all
-            clients equally many examples.
-        ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards,
-            dealt at random (McMahan et al. 2017, sec. 3).
-
-    Guarantees: every example belongs to exactly one client and every client has one. Where N does
-    not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example
-    more. The result depends on the arguments only, and no global random state is read or moved.
-
-    Raises ValueError: labels that are no classes (int64 of shape (n,); iid reads none), num_clients
-    outside 1..N, an unknown scheme, a setting out of range, or settings that leave a client without
-    examples.
-    """
-    if not 1 <= num_clients <= len(labels):
-        raise ValueError(
-            f"expected clients in 1..{len(labels)}, the number of examples, got "
-            f"clients={num_clients}: give clients={len(labels)} or fewer"
-        )
-    if seed < 0:
-        raise ValueError(f"expected {seed=} >= 0")
-    deal = choose("partition scheme", scheme, _DEALS)
-    if scheme == "iid":  # reads no label
-        labels = torch.zeros(len(labels), dtype=torch.int64)
-    elif labels.dtype != torch.int64 or labels.ndim != 1:
-        raise ValueError(
-            f"{scheme} reads classes, int64 of shape (n,), got {labels.dtype} {tuple(labels.shape)}"
-        )
-    order = _shuffled(len(labels), seed)
-    shuffled, rng = labels.cpu().numpy()[order], np.random.Generator(np.random.PCG64(seed))
-    dealt = deal(shuffled, num_clients, rng, alpha=alpha, shards_per_client=shards_per_client)
-    if dealt.shape != order.shape:
-        raise RuntimeError(f"the {scheme} scheme dealt {len(dealt)} of {len(order)} examples")
-    parts = _owned(order, dealt, num_clients)
-    if not min(parts.sizes):
-        raise ValueError(f"{scheme} leaves a client without examples: lower clients={num_clients}")
-    return parts
-
-
-def _owned(order: Int64[np.ndarray, " n"], dealt: Int64[np.ndarray, " n"], clients: int) -> Parts:
-    """The parts of rows whose owners are ``dealt`` in a given order."""
-    owner = np.empty_like(dealt)
-    owner[order] = dealt
-    return Parts(owner, clients)
-
-
-def matching_parts(
-    labels: Int64[Tensor, " n"],
-    train: Int64[Tensor, " m"],
-    *,
-    num_clients: int,
-    scheme: str,
-    seed: int,
-    alpha: float,
-    shards_per_client: int,
-) -> Parts:
-    """Rows of a test split with the class mix that ``partition`` gives each client of the classes
-    ``train``.
-
-    iid and shards: the same scheme and seed. dirichlet: the very shares of each class; a client
-    with small shares may have no test row. Raises ValueError as ``partition``.
-    """
-    if scheme != "dirichlet":
-        return partition(
-            labels,
-            num_clients=num_clients,
-            scheme=scheme,
-            seed=seed,
-            shards_per_client=shards_per_client,
-        )
-    shuffled = train.cpu().numpy()[_shuffled(len(train), seed)]
-    shares = _shares(shuffled, num_clients, np.random.Generator(np.random.PCG64(seed)), alpha=alpha)
-    order = _shuffled(len(labels), seed)
-    return _owned(order, _spread(labels.cpu().numpy()[order], shares), num_clients)
+from fedlsg.simulations.workloads.base.parts import Parts, distinct_names, partition
 
 
 def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
@@ -255,8 +153,10 @@ def _check_complete(values: np.ndarray, name: str) -> None:
             )
 
 
-def deal_persons(person: Int64[Tensor, " n"], *, num_clients: int, seed: int) -> Parts:
-    """Whole persons, dealt at random: as many to each client. ``person``: the number of each row's
+def deal_persons(
+    person: Int64[Tensor, " n"], *, num_clients: int, scheme: str, seed: int, **settings: Any
+) -> Parts:
+    """Whole persons, dealt by a scheme that reads no classes. ``person``: the number of each row's
     person. Raises ValueError for more clients than persons.
     """
     count = int(person.max()) + 1
@@ -265,7 +165,9 @@ def deal_persons(person: Int64[Tensor, " n"], *, num_clients: int, seed: int) ->
             f"expected clients in 1..{count}, the number of persons, got clients={num_clients}: "
             f"give clients={count} or fewer, for a person is at one client"
         )
-    dealt = partition(torch.zeros(count), num_clients=num_clients, seed=seed)
+    dealt = partition(
+        torch.zeros(count), num_clients=num_clients, scheme=scheme, seed=seed, **settings
+    )
     client = np.repeat(np.arange(num_clients), dealt.sizes)
     of_person = np.empty(count, dtype=np.int64)
     of_person[torch.cat(dealt[:]).numpy()] = client
@@ -291,88 +193,3 @@ def check_together(person: Int64[Tensor, " n"], parts: Sequence[Tensor], unit: s
                 "that is the same for all rows of a person"
             )
         first[person[part]] = part
-
-
-def _shuffled(count: int, seed: int) -> np.ndarray:
-    """An order from a stream of its own: that in which a data set is stored must not decide who
-    gets which example.
-    """
-    return np.random.Generator(np.random.PCG64([seed, 1])).permutation(count)
-
-
-def _even(count: int, parts: int) -> np.ndarray:
-    """The part of each of ``count`` examples in a row, cut into equal parts; the first ones have
-    one more if needed.
-    """
-    return np.repeat(np.arange(parts), count // parts + (np.arange(parts) < count % parts))
-
-
-def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> np.ndarray:
-    return _even(len(labels), num_clients)
-
-
-def _shards(
-    labels: np.ndarray,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    shards_per_client: int,
-    **_: float,
-) -> np.ndarray:
-    num_shards = num_clients * shards_per_client
-    if not num_clients <= num_shards <= len(labels):
-        raise ValueError(
-            f"expected {shards_per_client=} >= 1 with num_clients * shards_per_client <= "
-            f"{len(labels)}, the number of examples, got {num_shards}"
-        )
-    of_shard, owner = np.empty(num_shards, dtype=np.int64), np.empty(len(labels), dtype=np.int64)
-    of_shard[rng.permutation(num_shards)] = np.repeat(np.arange(num_clients), shards_per_client)
-    owner[np.argsort(labels, kind="stable")] = of_shard[_even(len(labels), num_shards)]
-    return owner
-
-
-def _dirichlet(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float, **_: float
-) -> np.ndarray:
-    if not 0 < alpha < float("inf"):
-        raise ValueError(f"expected a finite {alpha=} > 0")
-    return _spread(labels, _shares(labels, num_clients, rng, alpha=alpha))
-
-
-def _shares(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float
-) -> dict[int, np.ndarray]:
-    """By class: the share of each client, redrawn until every client has one of these examples."""
-    classes, sizes = np.unique(labels, return_counts=True)
-    for _draw in range(_MAX_DRAWS):
-        shares = rng.dirichlet(np.full(num_clients, alpha), size=len(sizes))
-        if not np.isfinite(shares).all():
-            raise ValueError(f"{alpha=} is too extreme to draw from: take one nearer to 1")
-        counts = np.stack([_counts(share, size) for share, size in zip(shares, sizes, strict=True)])
-        if counts.sum(axis=0).min() >= 1:
-            return dict(zip(classes.tolist(), shares, strict=True))
-    raise ValueError(
-        f"no draw of {_MAX_DRAWS} left each of clients={num_clients} an example at {alpha=}: raise "
-        "alpha or lower clients"
-    )
-
-
-def _counts(shares: np.ndarray, size: int) -> np.ndarray:
-    """How many of ``size`` examples each client gets."""
-    cuts = (np.cumsum(shares) * size).astype(np.int64)[:-1]
-    return np.diff(cuts, prepend=0, append=size)
-
-
-def _spread(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> np.ndarray:
-    """The client of each example, class by class; nobody's where its class has no shares."""
-    owner = np.full(len(labels), -1)
-    for label, share in shares.items():
-        rows = np.flatnonzero(labels == label)
-        owner[rows] = np.repeat(np.arange(len(share)), _counts(share, len(rows)))
-    return owner
-
-
-_DEALS: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
-    {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
-)
-"""How each of ``SCHEMES`` deals rows."""

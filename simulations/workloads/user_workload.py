@@ -89,10 +89,11 @@ class Workload:
         what the model takes (called for each batch). Default: numbers as they are, images of 8 bits
         divided by 255. Of several columns of texts, or of numbers and texts, it gets a list for
         each, in the order of inputs (called once).
-    partition: how clients share ``train`` unless a run says otherwise: iid, dirichlet, shards, a
-        column of ``train`` (one client for each of its values; that of the targets, too); row
-        numbers of each client, as a list or a dict by name; an owner for each row; Subsets of
-        ``train``; or a partitioner of flwr-datasets. Default: the clients of ``train``, else iid.
+    partition: how clients share ``train`` unless a run says otherwise: iid or another scheme of the
+        setting ``partition``; a column of ``train`` (one client for each of its values; that of the
+        targets, too); row numbers of each client, as a list or a dict by name; an owner for each
+        row; Subsets of ``train``; or a partitioner of flwr-datasets. Default: the clients of
+        ``train``, else iid.
     unit: whose each row of ``train`` is, where epsilon protects a person with all of its rows: a
         column of ``train``, which is then no input, or an array with one value a row. Runs have
         ``unit`` of that name ("person" for an array).

@@ -16,6 +16,7 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split_log_ratio
+from fedlsg.config import partitions
 from fedlsg.config.units import unit_named
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.words import epsilon_words
@@ -120,7 +121,7 @@ def as_many_rows(settings: Settings) -> dict[str, int]:
 
 
 Partition = tuple[object, ...]
-PARTITION = ("seed", "clients", "partition", "alpha", "shards_per_client", "train_rows", "holdout")
+PARTITION = ("seed", "clients", "partition", *partitions.SETTINGS, "train_rows", "holdout")
 """The settings that decide which client has a row."""
 
 

@@ -76,10 +76,11 @@ def measure(base: Base) -> Balance:
         labels, classes = torch.zeros(len(labels), dtype=torch.int64), 1
     counts = torch.stack([torch.bincount(labels[part], minlength=classes) for part in base.parts])
     sizes = np.array(base.clients.sizes)
-    details = {"dirichlet": f" (alpha {s.alpha:g})", "shards": f" ({s.shards_per_client} a client)"}
+    own = SCHEMES[s.partition].settings_of(s) if s.partition in SCHEMES else {}
+    details = "".join(f", {name}={value:g}" for name, value in own.items())
     return Balance(
         title=f"{s.workload}: {sizes.sum():,} {base.unit.counted} over {len(sizes)} clients, "
-        f"{s.partition}{details.get(s.partition, '')}, seed {s.seed}",
+        f"{s.partition}{details}, seed {s.seed}",
         counts=counts.numpy(),
         sizes=sizes,
         counted=base.unit.counted,

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -33,13 +34,12 @@ from fedlsg.simulations.settings.with_preset import from_run_config
 from fedlsg.simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
 from fedlsg.simulations.workloads.base import normalised
 from fedlsg.simulations.workloads.base.made_ahead import workers_of
-from fedlsg.simulations.workloads.base.parts import Parts
+from fedlsg.simulations.workloads.base.parts import Parts, partition
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.simulations.workloads.partition import (
     check_together,
     client_parts,
     deal_persons,
-    partition,
 )
 from fedlsg.training.persons import numbers_of
 
@@ -196,9 +196,19 @@ def _make_parts(
     """
     if own is not None:
         return OwnPart(own.client, len(workload.train))
-    if person is not None and s.partition == "iid":
-        return deal_persons(person, num_clients=s.clients, seed=s.seed)
-    parts = _row_parts(s, workload)
+    scheme = SCHEMES.get(s.partition)
+    if scheme is None:
+        parts = client_parts(workload, s.partition, s.clients)
+    else:
+        dealt: dict[str, Any] = {
+            "scheme": scheme.name,
+            "num_clients": s.clients,
+            "seed": s.seed,
+            **scheme.settings_of(s),
+        }
+        if person is not None and not scheme.reads_classes:
+            return deal_persons(person, **dealt)
+        parts = partition(workload.train.labels, **dealt)
     if person is not None:
         check_together(person, parts, s.unit)
     return parts
@@ -209,19 +219,6 @@ def _units_in(parts: Sequence[Tensor], person: Int64[Tensor, " rows"] | None) ->
     if person is None:
         return sum(parts.sizes if isinstance(parts, Parts) else map(len, parts))
     return int(person[torch.cat([part for part in parts])].unique().numel())
-
-
-def _row_parts(s: Resolved, workload: LoadedWorkload) -> Parts:
-    if s.partition in SCHEMES:
-        return partition(
-            workload.train.labels,
-            num_clients=s.clients,
-            scheme=s.partition,
-            seed=s.seed,
-            alpha=s.alpha,
-            shards_per_client=s.shards_per_client,
-        )
-    return client_parts(workload, s.partition, s.clients)
 
 
 def _with_own_budgets(

@@ -8,8 +8,8 @@ from torch import Tensor
 from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import LoadedWorkload
-from fedlsg.simulations.workloads.base.parts import Parts
-from fedlsg.simulations.workloads.partition import matching_parts, parts_by_value
+from fedlsg.simulations.workloads.base.parts import Parts, matching_parts
+from fedlsg.simulations.workloads.partition import parts_by_value
 
 
 def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
@@ -19,16 +19,16 @@ def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
     ValueError where test has no such column, or no row of any client.
     """
     s, workload = base.settings, base.workload
-    if s.partition not in SCHEMES:
+    scheme = SCHEMES.get(s.partition)
+    if scheme is None:
         return _parts_by_column(workload, s.partition, s.clients)
     return matching_parts(
         base.workload.test.labels,
         base.workload.train.labels,
         num_clients=s.clients,
-        scheme=s.partition,
+        scheme=scheme.name,
         seed=s.seed,
-        alpha=s.alpha,
-        shards_per_client=s.shards_per_client,
+        **scheme.settings_of(s),
     )
 
 

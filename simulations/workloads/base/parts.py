@@ -1,18 +1,31 @@
 """The one form of a partition: the client of each row, in two arrays of which a client's rows are a
-slice.
+slice; and how a scheme (``fedlsg.config.partitions``) deals rows.
 
 Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``).
+
+A partition represents data that the clients have always held. It is drawn once from a public seed
+and then fixed: adding or removing one example adds or removes it in one client's part, and nothing
+is dealt again. It belongs to the privacy contract: epsilon composes in parallel over clients only
+if no two of them hold the same example. ``Parts`` cannot hold one twice; of lists of rows
+``check_disjoint`` is that guard.
+
+On the shuffled data and for equal seeds, the schemes equal IidPartitioner,
+DirichletPartitioner(self_balancing=False) and, where N divides evenly, ShardPartitioner of
+flwr-datasets, which takes seconds to import.
 """
 
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
+
+from fedlsg.config.choices import choose
+from fedlsg.config.partitions import IID, SCHEMES, Scheme, check_clients
 
 
 class Parts(Sequence[Tensor]):
@@ -71,6 +84,82 @@ class Parts(Sequence[Tensor]):
 
     def __len__(self) -> int:
         return len(self._ends)
+
+
+def partition(
+    labels: Shaped[Tensor, "n *target"],
+    *,
+    num_clients: int,
+    scheme: str = IID.name,
+    seed: int,
+    **settings: Any,
+) -> Parts:
+    """Indices of each client's examples, sorted. ``settings``: at least those of the scheme.
+
+    Guarantees: every example belongs to exactly one client and every client has one. Where N does
+    not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example
+    more. The result depends on the arguments only, and no global random state is read or moved.
+
+    Raises ValueError: labels that are no classes (int64 of shape (n,)) where the scheme reads them,
+    num_clients outside 1..N, an unknown scheme, a setting out of range, or settings that leave a
+    client without examples.
+    """
+    check_clients(num_clients, len(labels))
+    parts = matching_parts(
+        labels, labels, num_clients=num_clients, scheme=scheme, seed=seed, **settings
+    )
+    if sum(parts.sizes) != len(labels):
+        raise RuntimeError(f"{scheme} dealt {sum(parts.sizes)} of {len(labels)} examples")
+    if not min(parts.sizes):
+        raise ValueError(f"{scheme} leaves a client without examples: lower clients={num_clients}")
+    return parts
+
+
+def matching_parts(
+    labels: Shaped[Tensor, "n *target"],
+    train: Shaped[Tensor, "m *target"],
+    *,
+    num_clients: int,
+    scheme: str,
+    seed: int,
+    **settings: Any,
+) -> Parts:
+    """Rows of a test split, dealt by the rule that ``partition`` draws for the rows ``train``.
+
+    A client may have no row. Raises ValueError as ``partition``.
+    """
+    if seed < 0:
+        raise ValueError(f"expected {seed=} >= 0")
+    chosen = choose("partition scheme", scheme, SCHEMES)
+    deal = chosen.draw(
+        _classes(train, chosen)[_shuffled(len(train), seed)],
+        num_clients,
+        np.random.Generator(np.random.PCG64(seed)),
+        **{name: settings[name] for name in chosen.settings},
+    )
+    order = _shuffled(len(labels), seed)
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[order] = deal(_classes(labels, chosen)[order])
+    return Parts(owner, num_clients)
+
+
+def _classes(labels: Tensor, scheme: Scheme) -> Int64[np.ndarray, " n"]:
+    """The classes that a scheme reads; zeros where it reads none."""
+    if not scheme.reads_classes:
+        return np.zeros(len(labels), dtype=np.int64)
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise ValueError(
+            f"{scheme.name} reads classes, int64 of shape (n,), got {labels.dtype} "
+            f"{tuple(labels.shape)}"
+        )
+    return labels.cpu().numpy()
+
+
+def _shuffled(count: int, seed: int) -> np.ndarray:
+    """An order from a stream of its own: that in which a data set is stored must not decide who
+    gets which example.
+    """
+    return np.random.Generator(np.random.PCG64([seed, 1])).permutation(count)
 
 
 def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:

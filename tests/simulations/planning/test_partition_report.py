@@ -5,12 +5,13 @@ it refuses.
 import numpy as np
 import pytest
 
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.planning.advice.balance import measure
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 
 
-@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_measured_against_the_labels_themselves(scheme):
     """Oracle: a loop over every example of the prepared run. Negative control: another seed deals
     otherwise.

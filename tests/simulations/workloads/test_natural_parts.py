@@ -12,11 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedlsg.config.partitions import SCHEMES, Scheme
 from fedlsg.simulations.planning.base.prepare import prepare
-from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.settings.settings import RUN, from_mapping
 from fedlsg.simulations.workloads import give
-from fedlsg.simulations.workloads.base.parts import check_disjoint
-from fedlsg.simulations.workloads.partition import client_parts, partition, parts_by_value
+from fedlsg.simulations.workloads.base import parts as dealing
+from fedlsg.simulations.workloads.base.parts import check_disjoint, matching_parts, partition
+from fedlsg.simulations.workloads.partition import (
+    client_parts,
+    parts_by_value,
+)
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])
@@ -159,9 +164,6 @@ def test_lists_that_are_no_partition_are_refused(case):
         base(lists(*parts))
 
 
-SCHEMES = ("iid", "dirichlet", "shards")
-
-
 def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.Tensor:
     return torch.randint(
         num_classes, (num_examples,), generator=torch.Generator().manual_seed(seed)
@@ -173,7 +175,7 @@ def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.
     num_examples=st.integers(1, 300),
     num_classes=st.integers(1, 12),
     num_clients=st.integers(1, 12),
-    scheme=st.sampled_from(SCHEMES),
+    scheme=st.sampled_from(sorted(SCHEMES)),
     seed=st.integers(0, 2**40),
     alpha=st.floats(0.05, 1e6),
     shards_per_client=st.integers(1, 4),
@@ -275,8 +277,41 @@ def flwr_partitioners():
     return Dataset, partitioner
 
 
-@pytest.mark.parametrize("seed", [0, 11])
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_like_those_of_training_are_dealt_by_the_same_rule(scheme):
+    labels = labels_of(400)
+    settings = {"num_clients": 6, "scheme": scheme, "seed": 3, "alpha": 0.4, "shards_per_client": 2}
+    parts = partition(labels, **settings)
+    assert [*map(list, matching_parts(labels, labels, **settings))] == [*map(list, parts)]
+
+
+def test_a_scheme_that_reads_classes_has_no_wrong_test_rows(monkeypatch):
+    """Its rule is drawn from the training rows: test rows that lack a class move nobody's."""
+
+    def draw_halves(labels, clients, rng):
+        classes = np.unique(labels)
+        return lambda labels: np.searchsorted(classes, labels) * clients // len(classes)
+
+    halves = Scheme(name="halves", words="", draw=draw_halves, reads_classes=True)
+    monkeypatch.setattr(dealing, "SCHEMES", {**SCHEMES, "halves": halves})
+    train, test = torch.arange(10).repeat(4), torch.arange(2, 10).repeat(3)
+    settings = {"num_clients": 2, "scheme": "halves", "seed": 0}
+    for part, like in zip(
+        partition(train, **settings), matching_parts(test, train, **settings), strict=True
+    ):
+        assert set(test[like].tolist()) <= set(train[part].tolist())
+
+
+def test_a_setting_of_a_scheme_is_declared_for_it_alone():
+    for scheme in SCHEMES.values():
+        for name in scheme.settings:
+            assert [rule.needs for rule in RUN[name].rules if rule.idle] == [
+                f"partition={scheme.name}"
+            ]
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
 def test_schemes_equal_those_of_flwr_datasets(flwr_partitioners, scheme, seed):
     Dataset, partitioner = flwr_partitioners
     labels = labels_of(1200, seed=seed)

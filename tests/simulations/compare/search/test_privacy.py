@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
+from fedlsg.config.partitions import SETTINGS
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     PARTITION,
@@ -107,6 +108,8 @@ def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
     assert read_trials(tmp_path / "nothing") == []
 
 
-@pytest.mark.parametrize("name", ["seed", "clients", "partition", "alpha", "train_rows", "holdout"])
+@pytest.mark.parametrize(
+    "name", [*SETTINGS, "seed", "clients", "partition", "train_rows", "holdout"]
+)
 def test_whatever_moves_rows_between_clients_makes_another_partition(name):
     assert name in PARTITION
