@@ -112,6 +112,23 @@ class Entry:
     isolation: str = CHECKED
     batched: bool = False
 
+    def difference(self, charge: Mapping[str, object], *, rounding: float = 0.0) -> str:
+        """The fields of which ``charge`` says something else, as "clip_norm=0.25, not 0.5"; empty
+        if none. ``rounding``: relative, of floats.
+        """
+
+        def same(here: object, there: object) -> bool:
+            if isinstance(here, float) and isinstance(there, float):
+                return math.isclose(here, there, rel_tol=rounding)
+            return here == there
+
+        both = {name: (getattr(self, name), value) for name, value in charge.items()}
+        return ", ".join(
+            f"{name}={here!r}, not {there!r}"
+            for name, (here, there) in both.items()
+            if not same(here, there)
+        )
+
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)

@@ -38,6 +38,8 @@ from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan
 
 FPR = 0.01
 """False alarms at which membership in one batch is said."""
+ROUNDING = 1e-9
+"""Relative, of a noise multiplier that goes through the ledger."""
 RECORD = (
     "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
     "with the same settings and attacks that"
@@ -153,7 +155,8 @@ class Record:
         """The round as the client derived it, by the public model of the round and the terms in its
         ledger.
 
-        Raises ValueError for a damaged file, or a ledger without an entry of the round.
+        Raises ValueError for a damaged file, a ledger without an entry of the round, or one of
+        another charge than this plan's: then the client had been told what is not known here.
         """
         state = replace(self._start, model=model)
         plan = plan_round(
@@ -164,7 +167,15 @@ class Record:
             self.base.sums,
             self.base.unit,
         )
-        return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
+        plan = plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
+        entry = self.entry(round, client)
+        difference = entry.difference(plan.charge(entry.num_examples), rounding=ROUNDING)
+        if difference:
+            raise ValueError(
+                f"{self.run.path}: client {client} was charged {difference}, which this replay of "
+                f"round {round} computes: it would attack another step than the client's"
+            )
+        return plan
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
         """What the server expected of the client, without a bound on the norm."""

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -197,9 +197,8 @@ class GivenAccount(ClientAccount):
         or was used.
         """
         if entry != self._entry:
-            raise LedgerError(
-                f"the driver has charged {self._entry}, and this client would be charged {entry}"
-            )
+            other = self._entry.difference(asdict(entry))
+            raise LedgerError(f"the driver has charged {other}, which this client computes")
         if self.record["charged"]:
             raise LedgerError(
                 f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not "

@@ -50,13 +50,13 @@ from fedlsg.user_code.fingerprint import Followed
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Shared by all clients of a round: received weights, their digest, the plan, and the model's
-    parameters, checked against the frame.
+    """Shared by all clients of a round: received weights, their digest, what was announced to all,
+    the plan that follows from it, and the model's parameters, checked against the frame.
     """
 
     weights: bytes
     digest: bytes
-    version: tuple[int, int, bytes]
+    announced: Announcement
     plan: RoundPlan
     parameters: Checked
 
@@ -216,16 +216,16 @@ def load(
     round.
     """
     sent = flat_bytes(content) if followed is None else followed
-    version = (announced.round, announced.updates, announced.frame_digest)
+    told = announced.common
     known, here.loaded = here.loaded, None  # after an error nothing is loaded
-    if known is None or known.version != version:
+    if known is None or known.announced != told:
         here.check_unchanged()
     if followed is not None and (known is None or known.weights != followed):
         digest = followed
     elif known is None or known.weights != sent:
         load_weights(here.state.model, read_weights(content))
         digest = hashlib.sha256(sent).digest()
-    elif known.version == version:
+    elif known.announced == told:
         here.loaded = known  # the digest covers the kept positions and the carriers, too
         return known
     else:
@@ -238,7 +238,7 @@ def load(
     here.loaded = Loaded(
         weights=sent,
         digest=digest,
-        version=version,
+        announced=told,
         plan=plan_round(
             here.base.method,
             announced.round,

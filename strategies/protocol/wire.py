@@ -30,7 +30,6 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from torch import Tensor
 
-from fedlsg.config.isolation import CHECKED
 from fedlsg.frame import Coordinates, Frame, Keep
 from fedlsg.strategies.protocol.proofs import CODE, code_record
 
@@ -65,7 +64,8 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What the server announces about a round, in addition to the weights.
+    """What the server announces about a round, in addition to the weights. No field has a default:
+    whoever makes one says everything.
 
     ``updates``: server updates so far.
     ``isolation``: the level at which all clients run the code of the model.
@@ -79,8 +79,13 @@ class Announcement:
     noise_multiplier: float
     expected_batch: float
     run_dir: str
-    isolation: str = CHECKED
-    features: str = ""
+    isolation: str
+    features: str
+
+    @property
+    def common(self) -> "Announcement":
+        """What is equal for all clients: without the terms of one."""
+        return replace(self, sample_rate=0.0, noise_multiplier=0.0)
 
 
 def announced_to(

@@ -21,6 +21,7 @@ import fedlsg.method
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import Basis, ProbeSource, unflatten
+from fedlsg.config.isolation import CHECKED
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
@@ -232,6 +233,8 @@ def announced_positions(state: ServerState) -> Tensor | None:
         noise_multiplier=1.0,
         expected_batch=1.0,
         run_dir="",
+        isolation=CHECKED,
+        features="",
     )
     return read_kept(
         announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights)

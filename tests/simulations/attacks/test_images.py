@@ -14,7 +14,7 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from fedlsg.attacks.recognition import Recognition
-from fedlsg.simulations.attacks import images_score
+from fedlsg.simulations.attacks import images_score, observations
 from fedlsg.simulations.attacks.attack_page import in_short, outcome, worst_first
 from fedlsg.simulations.attacks.findings import (
     FEWEST_OF_MEAN,
@@ -32,6 +32,7 @@ from fedlsg.simulations.attacks.images_attack import Images, strongest
 from fedlsg.simulations.attacks.images_score import Summary, public_images
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import Options, attack_each, batch_sizes
+from fedlsg.simulations.client import process_state, train
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five
@@ -106,6 +107,66 @@ def test_frames_are_derived_anew_for_every_round(case, recorded):
         seen = record.pick(round, threat)
         assert len(seen) == (1 if threat.view == "aggregate" else 3)
         assert all(bool(one.values.isfinite().all()) for one in seen)
+
+
+def plans_of_clients_and_of_their_replay(path, monkeypatch):
+    """Of a recorded run: what each client was told and derived, and what the attacks compute."""
+    plans, honest = {}, train.train_round
+
+    def watched(here, account, plan, *rest, **more):
+        plans[plan.round, account.client] = plan
+        return honest(here, account, plan, *rest, **more)
+
+    monkeypatch.setattr(train, "train_round", watched)
+    settings = {"local_steps": 2, "rounds": 2, "cooling": True, "method": "rs", "proximal": 0.1}
+    record = open_record(str(run_local(path, **{**RECORDING, **settings}).path), CLIENT)
+    replayed = {
+        (round, client): record.plan(round, client, record.model_of(round))
+        for round, client in plans
+    }
+    return plans, replayed
+
+
+def parts_of(plan):
+    """All that a client's step depends on."""
+    return plan.frame.digest, plan.mechanism, plan.local, plan.sums, plan.unit
+
+
+def test_a_replay_knows_all_that_clients_were_told(tmp_path, monkeypatch):
+    """Each value that the server tells has to reach ``Record.plan``, too."""
+    plans, replayed = plans_of_clients_and_of_their_replay(tmp_path / "run", monkeypatch)
+    assert len(plans) == 6
+    for key, plan in plans.items():
+        ours, theirs = parts_of(plan), parts_of(replayed[key])
+        assert theirs[1].noise_multiplier == pytest.approx(ours[1].noise_multiplier)
+        mechanism = replace(theirs[1], noise_multiplier=ours[1].noise_multiplier)
+        assert (theirs[0], mechanism, *theirs[2:]) == ours
+
+
+def test_a_value_that_clients_alone_are_told_is_noticed(tmp_path, monkeypatch):
+    """Planted: another rate of local steps, which no ledger has."""
+    honest = process_state.plan_round
+
+    def told(*given):
+        plan = honest(*given)
+        return replace(plan, local=replace(plan.local, learning_rate=plan.local.learning_rate / 2))
+
+    monkeypatch.setattr(process_state, "plan_round", told)
+    plans, replayed = plans_of_clients_and_of_their_replay(tmp_path / "run", monkeypatch)
+    assert all(parts_of(plan)[2] != parts_of(replayed[key])[2] for key, plan in plans.items())
+
+
+def test_a_replay_of_another_clip_norm_is_refused(recorded, monkeypatch):
+    """Planted: a replay that does not know what was told."""
+    honest = observations.plan_round
+    monkeypatch.setattr(
+        observations,
+        "plan_round",
+        lambda *given: honest(*given).at_clip_norm(0.25),
+    )
+    record = open_record(recorded("dpsgd"), CLIENT)
+    with pytest.raises(ValueError, match=r"client 0 was charged .*clip_norm=.*, not 0\.25, which"):
+        record.plan(1, 0, record.model_of(1))
 
 
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 
+from fedlsg.config.isolation import CHECKED
 from fedlsg.frame import Frame
 from fedlsg.privacy import Entry, read_entries
 from fedlsg.privacy.ledger_copy import extend, head_of
@@ -181,6 +182,8 @@ class Server:
             noise_multiplier=terms.noise_multiplier,
             expected_batch=self.plan.local.expected_batch,
             run_dir="",
+            isolation=CHECKED,
+            features="",
         )
         content = announced_to(
             {"weights": flat_record(self.state.weights)}, replace(said, **changes)

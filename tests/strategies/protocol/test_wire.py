@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
+from fedlsg.config.isolation import CHECKED
 from fedlsg.frame import Frame
 from fedlsg.simulations.engines.local import task_identity
 from fedlsg.strategies.protocol import wire
@@ -33,6 +34,8 @@ ANNOUNCED = Announcement(
     noise_multiplier=1.5,
     expected_batch=7.5,
     run_dir="/r",
+    isolation=CHECKED,
+    features="",
 )
 
 
