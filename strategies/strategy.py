@@ -1,6 +1,6 @@
 """The one Flower strategy: announce a frame, check payloads, sum, divide by a constant, rebuild dW.
 
-    FedLSG(state, settings, on_round).start(grid, initial_arrays=..., num_rounds=...)
+    FedLSG(state, settings, on_round=...).start(grid, initial_arrays=..., num_rounds=...)
 
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
@@ -99,6 +99,7 @@ class FedLSG(Strategy):
         self,
         state: ServerState,
         settings: FederationSettings,
+        *,
         on_round: Callable[[RoundReport], None],
         on_pruned: Callable[[RoundReport], None] = lambda report: None,
         downlink: Downlink | None = None,
@@ -179,8 +180,7 @@ class FedLSG(Strategy):
         plan = exchange.plan
         with refuse_divergence(self.state, plan.round):
             self.downlink.finish_round(plan.frame, updates, received.noise_std)
-        if isinstance(exchange, ServerNoiseExchange):
-            exchange.finish()
+        exchange.finish()
         report = exchange.end(received.clients)
         self.on_round(report)
         self._patience.count(report, updated=bool(updates))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
-from fedlsg.attacks.inversion.matching import ATTACKS, match
+from fedlsg.attacks.inversion.matching import ATTACKS, SMALL_IMAGE_NUMBERS, match
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, count
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
@@ -36,18 +36,6 @@ from fedlsg.simulations.attacks.images_score import (
 from fedlsg.simulations.attacks.observations import Record
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, Shot, Versions
-
-SMALL_IMAGE_NUMBERS = 1024
-"""Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
-LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
-        "smooth-relu": {"evaluations": 2400, "restarts": 1},
-        "dlg": {"evaluations": 1200, "restarts": 2},
-        "map": {"evaluations": 600, "restarts": 1},
-    }
-)
-"""Presets for larger images: one long search."""
 
 DEEP = 7
 """Convolutions from which on the exact second derivative of ReLU leads a search nowhere;
@@ -85,9 +73,8 @@ def _matching(name: str, *, naive: bool) -> Attack:
         progress: Progress,
         device: str = "cpu",
     ) -> Guess:
-        attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
-        if prior.size > SMALL_IMAGE_NUMBERS:
-            attack = replace(attack, **LARGE.get(name, {}))
+        attack = ATTACKS[name].for_images(prior.size)
+        attack = replace(attack, compare="naive" if naive else "adaptive", seconds=seconds)
         known = with_labels(observation, prior, known)
         return match(
             observation.to(device),
@@ -118,8 +105,11 @@ IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
         "first-layer": Attack(name="first-layer", run=_linear),
         "relu-batch": Attack(name="relu-batch", run=_relu),
         **{name: _matching(name, naive=False) for name in ATTACKS},
-        # A likelihood has no naive form: the noise is in the frame.
-        **{name + NAIVE: _matching(name, naive=True) for name in ATTACKS if name != "map"},
+        **{
+            name + NAIVE: _matching(name, naive=True)
+            for name, attack in ATTACKS.items()
+            if attack.has_naive_form
+        },
     }
 )
 

@@ -96,10 +96,10 @@ def try_rounds(plan: Plan) -> Trial:
         strategy = FedLSG(
             state,
             federation_settings(small, run),
-            keep,
-            keep,
-            make_downlink(small.settings, state, run),
-            SimulatedClock(_everybody(small)),
+            on_round=keep,
+            on_pruned=keep,
+            downlink=make_downlink(small.settings, state, run),
+            clock=SimulatedClock(_everybody(small)),
         )
         with serving(cast(Base, small)):
             for number in range(1, min(TRIAL_CLIENTS, plan.schedule.rounds) + 1):

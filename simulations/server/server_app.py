@@ -184,14 +184,14 @@ def _run_rounds(
 
     # also by a resumed run: the process before may have ended before it could
     recorder.record_public()
-    calls_back = recorder.on_round, recorder.on_pruned
     strategy = FedLSG(
         state,
         federation_settings(plan, run),
-        *calls_back,
-        recorder.downlink,
-        recorder.clock,
-        lambda: MetricRecord(dict(recorder.measured)),
+        on_round=recorder.on_round,
+        on_pruned=recorder.on_pruned,
+        downlink=recorder.downlink,
+        clock=recorder.clock,
+        measured=lambda: MetricRecord(dict(recorder.measured)),
     )
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))

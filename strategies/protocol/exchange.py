@@ -128,6 +128,9 @@ class Exchange:
         others = self._choice.replacements
         return self.run(self.plan, [client for client in self.report.asked if client not in others])
 
+    def finish(self) -> None:
+        """What the round leaves in the public state, once its update is applied: nothing."""
+
     def end(self, clients: Collection[int]) -> RoundReport:
         """The report, once the round is over; these clients took part."""
         self.report.answered = sorted(clients)

@@ -127,7 +127,7 @@ class Federation:
         }
         codec = find_codec("float32")
         known |= {"uplink": Uplink(method=state.method, codec=codec, seed=state.seed)} | settings
-        self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
+        self.strategy = FedLSG(state, FederationSettings(**known), on_round=self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
 
     def client(self, message: Message, context: Context) -> Any:

@@ -20,7 +20,7 @@ surrogate gradient of spiking networks (Neftci et al. 2019), applied to the seco
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -97,6 +97,10 @@ class SmoothRelus(TorchFunctionMode):
 
 
 Optimizer = Literal["lbfgs", "signed-adam", "adam"]
+SMALL_IMAGE_NUMBERS = 1024
+"""Numbers of an image up to which an attack is several short restarts."""
+LONG_SEARCH: Mapping[str, Any] = MappingProxyType({"evaluations": 2400, "restarts": 1})
+"""One long search, for larger ones."""
 START_SPREAD = 0.05
 """Share of the range by which the first start differs from the expected images: equal images would
 stay equal.
@@ -112,12 +116,14 @@ class Matching(Search):
         (``smooth_relu``), in between geometric; None: exact, which is 0.
     settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends
     the restart.
+    large: what differs for images of more than ``SMALL_IMAGE_NUMBERS`` numbers: by default one long search.
     """
 
     optimizer: Optimizer = "lbfgs"
     total_variation: Weight = 0.0
     sharpness: tuple[float, float] | None = None
     settled: Weight = 0.0
+    large: Mapping[str, Any] = field(default_factory=lambda: LONG_SEARCH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +132,15 @@ class Matching(Search):
             and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf
         ):
             raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
+
+    @property
+    def has_naive_form(self) -> bool:
+        """Whether it may leave the client's step out: the noise of a likelihood is in its frame."""
+        return not DISTANCES[self.distance].likelihood
+
+    def for_images(self, numbers: int) -> "Matching":
+        """The attack with its presets for images of so many numbers."""
+        return replace(self, **self.large) if numbers > SMALL_IMAGE_NUMBERS else self
 
 
 SMOOTH = Matching(
@@ -139,12 +154,21 @@ SMOOTH = Matching(
 )
 ATTACKS: Mapping[str, Matching] = MappingProxyType(
     {
-        "dlg": Matching(tolerance=1e-16),
+        "dlg": Matching(tolerance=1e-16, large={"evaluations": 1200, "restarts": 2}),
         "inverting-gradients": Matching(
-            optimizer="signed-adam", distance="cosine", total_variation=1e-3
+            optimizer="signed-adam",
+            distance="cosine",
+            total_variation=1e-3,
+            large={"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
         ),
         "smooth-relu": SMOOTH,
-        "map": Matching(distance="likelihood", evaluations=150, restarts=2, settled=1e-8),
+        "map": Matching(
+            distance="likelihood",
+            evaluations=150,
+            restarts=2,
+            settled=1e-8,
+            large={"evaluations": 600, "restarts": 1},
+        ),
     }
 )
 

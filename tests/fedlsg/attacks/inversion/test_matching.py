@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
+from fedlsg.attacks.inversion.matching import ATTACKS, SMALL_IMAGE_NUMBERS, Matching, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import Knowledge, Observation
@@ -98,3 +98,15 @@ def test_matching_undoes_a_permutation(seed, count):
     guesses, truths = best_matching(squared_errors(truth[order], truth))
     assert torch.equal(order[guesses], truths)
     assert truths.tolist() == list(range(count))
+
+
+def test_presets_and_forms_are_the_attacks_own():
+    """A new attack has a long search for large images; only a likelihood has no naive form."""
+    new = Matching(evaluations=5)
+    assert new.for_images(SMALL_IMAGE_NUMBERS) is new
+    assert (
+        new.for_images(SMALL_IMAGE_NUMBERS + 1).evaluations,
+        new.for_images(SMALL_IMAGE_NUMBERS + 1).restarts,
+    ) == (2400, 1)
+    assert ATTACKS["inverting-gradients"].for_images(3072).total_variation == 5e-2
+    assert [name for name, attack in ATTACKS.items() if not attack.has_naive_form] == ["map"]
