@@ -26,7 +26,7 @@ Every error of fedlsg is one line that says what was expected, what was found, a
 word of yours. `python -m docs._sphinx.troubleshooting` typed these commands and wrote down what came. Two hospitals
 have a list of [refusals](deployment.md#11-what-a-refusal-looks-like) and of [faults](deployment.md#15-faults).
 
-In Python the line is below yours and one of fedlsg; `FEDLSG_TRACEBACK=full` in the environment shows all lines between.
+In Python the line is below yours and one of fedlsg; `FEDLSG_TRACEBACK=full` in the environment shows all lines between, and those above the line of a command.
 [Seventy-two typical mistakes](results/errors.md) are there with what is said of each.
 """
 WITHOUT = (

@@ -21,6 +21,8 @@ OF_FORM = (
     "per-example gradients",
 )
 """Words in the text of an error about shapes and types, which no other values would avoid."""
+HOW_TO_SEE = "FEDLSG_TRACEBACK=full shows all lines"
+"""For an error in fedlsg's own files, which may be one of a function that it was given."""
 MAX_ERROR_CHARACTERS = 400
 """Characters of an error's text that are shown."""
 OWN = tuple(
@@ -95,8 +97,8 @@ def is_users(file: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error, and the innermost line of the user's code; the text alone of an
-    error of fedlsg's.
+    """Type and text of an error, and the innermost line of the user's code, or of fedlsg's where it
+    failed there; the text alone of an error that fedlsg raised.
     """
     text = " ".join(str(error).split())
     if is_own(error):
@@ -112,6 +114,9 @@ def describe(error: BaseException) -> str:
         for s in steps
         if is_users(s.filename)
     ]
+    if not lines and steps and steps[-1].filename.startswith(OWN):
+        place = f"{Path(steps[-1].filename).name}, line {steps[-1].lineno}"
+        lines = [f"in fedlsg, {place}: {HOW_TO_SEE}"]
     return f"{type(error).__name__}: {text}{f' ({lines[-1]})' if lines else ''}"
 
 

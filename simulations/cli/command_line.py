@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import time
+import traceback
 from typing import Annotated
 
 import click
@@ -42,6 +43,7 @@ from fedlsg.simulations.cli.options import (
 from fedlsg.simulations.engines import signals
 from fedlsg.simulations.settings.settings import RUN, merge, parse
 from fedlsg.user_code.failure import last_words, without_exit
+from fedlsg.user_code.short_traceback import FULL, VARIABLE
 
 # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 typer.core.HAS_RICH = False
@@ -310,6 +312,8 @@ def main() -> None:
         closed = isinstance(end.__context__, BrokenPipeError)
         fail("its output was closed" if closed else INTERRUPTED, int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if os.environ.get(VARIABLE) == FULL:
+            traceback.print_exception(error)
         fail(f"{last_words(error)}{elsewhere(str(error))}", 1)
     if status == ABORTED or signals.received():
         fail(INTERRUPTED, signals.status())

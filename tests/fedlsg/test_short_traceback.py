@@ -2,6 +2,7 @@
 a user's own code keep all frames.
 """
 
+import re
 import traceback
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from torch import nn
 
 import fedlsg
+from fedlsg.simulations.cli.command_line import main
+from fedlsg.tensors import spaced
 from fedlsg.user_code import short_traceback as module
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.short_traceback import short_traceback
 
 
@@ -86,3 +90,29 @@ def test_a_refused_argument_of_the_public_face_has_one_frame(monkeypatch):
         names = frames(found.value)
         assert names[-1] == "shortened", names
         assert len([name for name in names[2:] if name != "__init__"]) == 1, names
+
+
+def test_a_failure_in_fedlsgs_own_files_is_said_to_be_there():
+    """A mistake in them, or a function that they were given and cannot call."""
+    with pytest.raises(TypeError) as found:
+        spaced(None, 2)
+    assert re.search(
+        r"\(in fedlsg, tensors\.py, line \d+: FEDLSG_TRACEBACK=full shows", words_of(found.value)
+    )
+
+
+def words_of(error: BaseException) -> str:
+    """As ``describe``, of an error without the frames of this test."""
+    return describe(error.with_traceback(error.__traceback__.tb_next))
+
+
+def test_a_command_shows_all_lines_if_it_is_asked_to(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedlsg", "run", "no-such-workload"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv(module.VARIABLE, module.FULL)
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert said.index("Traceback") < said.index("fedlsg: error")

@@ -116,7 +116,7 @@ class Matching(Search):
         (``smooth_relu``), in between geometric; None: exact, which is 0.
     settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends
     the restart.
-    large: what differs for images of more than ``SMALL_IMAGE_NUMBERS`` numbers: by default one long search.
+    large: what differs for images of more than ``SMALL_IMAGE_NUMBERS``: by default one long search.
     """
 
     optimizer: Optimizer = "lbfgs"
