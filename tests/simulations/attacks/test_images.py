@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedlsg.attacks.inversion.linear import input_of_linear
+from fedlsg.attacks.inversion.matching import ATTACKS
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from fedlsg.attacks.recognition import Recognition
@@ -33,6 +34,7 @@ from fedlsg.simulations.attacks.images_score import Summary, public_images
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import Options, attack_each, batch_sizes
 from fedlsg.simulations.client import process_state, train
+from tests.places import REPOSITORY
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five
@@ -107,6 +109,11 @@ def test_frames_are_derived_anew_for_every_round(case, recorded):
         seen = record.pick(round, threat)
         assert len(seen) == (1 if threat.view == "aggregate" else 3)
         assert all(bool(one.values.isfinite().all()) for one in seen)
+
+
+def test_every_attack_is_named_in_its_document():
+    page = (REPOSITORY / "docs" / "attacks.md").read_text()
+    assert [name for name in ("first-layer", *ATTACKS) if f"`{name}`" not in page] == []
 
 
 def plans_of_clients_and_of_their_replay(path, monkeypatch):

@@ -81,7 +81,11 @@ def test_flower_run_config_lists_the_settings_with_their_defaults():
     """
     listed = dict(RUN_CONFIG)
     assert listed.pop(FREE_FORM) == ""
-    assert list(listed) == [name.replace("_", "-") for name in ALL if name in RUN or name in KNOWN]
+    wanted = [name.replace("_", "-") for name in ALL if name in RUN or name in KNOWN]
+    assert list(listed) == wanted, (
+        "[tool.flwr.app.config] of pyproject.toml has a line for each setting in this order, "
+        f'NAME = "{PRESET}" where there is no default'
+    )
     for name, value in listed.items():
         default = RUN[name.replace("-", "_")].default if name.replace("-", "_") in RUN else None
         assert value == (PRESET if default is None else default), name

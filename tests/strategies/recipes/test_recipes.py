@@ -15,7 +15,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune
 from fedlsg.method import Compression, Method
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.strategies import _build, names, own_settings, recipe
+from fedlsg.strategies import _build, names, own_settings, recipe, recipes
 from tests.places import REPOSITORY
 
 FOLDER = Path(strategies.recipes.__path__[0])
@@ -121,7 +121,7 @@ def test_what_each_recipe_can_be_told():
         (
             "lgs",
             {},
-            r"unknown method 'lgs'; did you mean 'lsg'\? known: bitfit, dp-kfc, dp-powersgd, ",
+            rf"unknown method 'lgs'; did you mean 'lsg'\? known: {', '.join(names()[:3])}, ",
         ),
         ("strategy", {}, "unknown method 'strategy'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
@@ -196,6 +196,14 @@ def test_every_recipe_has_its_row():
         "defaults"
     )
     assert not gone, f"docs/methods.md has rows of {gone}, which are no recipes"
+
+
+def test_every_recipe_is_in_the_guide_of_its_folder():
+    lines = (recipes.__doc__ or "").splitlines()
+    listed = {word for line in lines if line.startswith("    ") for word in line[25:].split(", ")}
+    assert listed == {name.replace("-", "_") for name in names()}, (
+        "name each recipe once in the guide of strategies/recipes/__init__.py"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
