@@ -37,7 +37,7 @@ from fedlsg.simulations.compare.grid.runner import (
     share_out,
 )
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View
-from fedlsg.simulations.compare.results.collect import cell_result, read_runs
+from fedlsg.simulations.compare.results.collect import cell_result, kept_labels, read_runs
 from fedlsg.simulations.compare.results.comparison_files import (
     Comparison,
     Output,
@@ -45,7 +45,7 @@ from fedlsg.simulations.compare.results.comparison_files import (
     write_tables,
 )
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import check_labels, lines
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels, lines
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against
 from fedlsg.simulations.report.terminals.terminal import (
@@ -171,10 +171,12 @@ def run_grid(
     run, or was run in this folder with other settings.
     """
     path = folder_of(grid.workload, out)
-    check_labels(view.labels, (entry.label for entry in grid.entries))
+    given = {**grid.labels, **view.labels}
+    check_labels(given, (entry.label for entry in grid.entries))
+    grid = replace(grid, labels=added_labels(kept_labels([path]), given))
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
-    view = replace(view, left_out=dropped, notes=grid.notes)
+    view = replace(view, left_out=dropped, notes=grid.notes, labels=grid.labels)
     for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
@@ -317,11 +319,12 @@ def report_command(
                 "other"
             )
         folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
+        plain = lines(results)
+        check_labels(view.labels, (*plain.label, *plain.name))
+        view = replace(view, labels=added_labels(kept_labels(map(Path, runs)), view.labels))
         made = Comparison(
             title=f"{len(results)} runs compared", results=results, command=_command(), view=view
         )
-        plain = lines(results)
-        check_labels(view.labels, (*plain.label, *plain.name))
         with writing_to(folder):
             write_tables(folder, made)
             write_page(folder, made)

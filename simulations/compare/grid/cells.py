@@ -147,6 +147,8 @@ class Grid:
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Sentences that its tables and pages show, such as what choosing these settings cost."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its tables and figures call methods. No run depends on it."""
 
     def __post_init__(self) -> None:
         if not self.entries:

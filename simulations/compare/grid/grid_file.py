@@ -9,6 +9,8 @@ The file:
     ranks = [4, 8]              # methods that have a rank and fix none
     sparsities = []
     notes = []                  # sentences for its tables and pages
+    [labels]                    # what tables and figures call methods
+    lsg = "LSG, rank 4"
     [vary]                      # any other setting: every combination is run
     clip_norm = [0.1, 1, 10]
     [settings]                  # of every method
@@ -91,6 +93,7 @@ def as_toml(grid: Grid) -> dict[str, Any]:
             else {}
         ),
         **({"notes": list(grid.notes)} if grid.notes else {}),
+        **({"labels": dict(grid.labels)} if grid.labels else {}),
         "settings": dict(grid.settings),
         "methods": {
             entry.label: ({"method": entry.method} if entry.method != entry.label else {})
@@ -105,7 +108,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = ("workload", "seeds", *KINDS, "notes", "vary", "settings", "methods")
+    known = ("workload", "seeds", *KINDS, "notes", "labels", "vary", "settings", "methods")
     for key in table:
         _check_key(key, known)
     return Grid(
@@ -116,7 +119,18 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         settings=parse(table.get("settings", {})),
         vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
+        labels=parse_labels(table.get("labels", {})),
     )
+
+
+def parse_labels(table: object) -> dict[str, str]:
+    """Names of methods from the table ``labels``. Raises ValueError for anything else."""
+    named = isinstance(table, Mapping) and all(
+        isinstance(name, str) and name.strip() for name in table.values()
+    )
+    if not isinstance(table, Mapping) or not named:
+        raise ValueError(f'expected [labels] of a grid file as texts, lsg = "LSG", got {table!r}')
+    return {str(key): name for key, name in table.items()}
 
 
 def _check_key(key: str, known: Sequence[str]) -> None:

@@ -122,6 +122,17 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     return table.assign(name=names, label=short) if labels else table
 
 
+def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
+    """The names that a folder has, and those that are given now, which replace them.
+
+    Raises ValueError for a given name that another method of the folder has.
+    """
+    for key, name in given.items():
+        if other := [one for one, taken in kept.items() if taken == name and one not in given]:
+            raise ValueError(f"--label {key}={name}: {other[0]} is called that in this folder")
+    return {**kept, **given}
+
+
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
     """Raise ValueError for a name that is given to nothing ``known``, labels or whole names of
     lines, and for one that another of them has.

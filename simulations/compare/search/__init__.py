@@ -28,6 +28,7 @@ from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
 from fedlsg.simulations.compare.grid.runner import Folder, Limits, Ray, one_ray
 from fedlsg.simulations.compare.results.bytes_axis import View
 from fedlsg.simulations.compare.results.comparison_table import unfinished
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels
 from fedlsg.simulations.compare.search import search_files
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     as_many_rows,
@@ -148,6 +149,9 @@ def search_and_runs(
     The time that the search took counts. Returns the exit status.
     """
     began = time.monotonic()
+    check_labels(view.labels, (entry.label for entry in job.grid.entries))
+    labels = added_labels(job.grid.labels, view.labels)
+    job = replace(job, grid=replace(job.grid, labels=labels))
     status, best = search_command(job, console, limits)
     if best is None or not runs:
         return status

@@ -2,16 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from fedlsg.simulations.compare.grid.grid_file import as_toml, from_toml
 from fedlsg.simulations.compare.results.bytes_axis import View, read_labels
+from fedlsg.simulations.compare.results.collect import kept_labels
 from fedlsg.simulations.compare.results.comparison_files import Comparison
 from fedlsg.simulations.compare.results.comparison_table import frame_of
 from fedlsg.simulations.compare.results.lines import check_labels, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.storage.results import Result
-from tests.simulations.support.compare_cases import result
+from tests.simulations.support.compare_cases import grid, result
 
 
 def of_rank(rank: int, score: float, **more: object) -> Result:
@@ -110,3 +113,26 @@ def test_numbers_of_a_frame_are_numbers():
     assert list(frame.label) == ["lsg", "rgp"]
     assert frame.accuracy_mean.dtype == float
     assert frame.accuracy_mean.isna().tolist() == [False, True]
+
+
+def kept(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "grid.toml").write_text(text)
+    return folder
+
+
+def test_folders_of_before_have_no_names_and_two_that_disagree_have_none(tmp_path):
+    old = kept(tmp_path / "old", 'workload = "digits"\n[methods.lsg]\n')
+    first = kept(tmp_path / "first", '[labels]\nlsg = "LSG"\ndpsgd = "DP-SGD"\n')
+    other = kept(tmp_path / "other", '[labels]\nlsg = "ours"\nrgp = "RGP"\n')
+    assert kept_labels([old, tmp_path / "nowhere"]) == {}
+    assert kept_labels([first, first / "cells" / "lsg-seed0"]) == {"lsg": "LSG", "dpsgd": "DP-SGD"}
+    assert kept_labels([first, other]) == {"dpsgd": "DP-SGD", "rgp": "RGP"}
+    with pytest.raises(ValueError, match=r"expected \[labels\] of a grid file as texts"):
+        kept_labels([kept(tmp_path / "wrong", "[labels]\nlsg = 4\n")])
+
+
+def test_a_grid_file_holds_its_labels():
+    made = grid(labels={"lsg": "LSG, rank 4"})
+    assert from_toml(as_toml(made)) == made
+    assert "labels" not in as_toml(grid())
