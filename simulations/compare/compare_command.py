@@ -222,7 +222,9 @@ def _run(
     new_worker: Callable[[], Any],
 ) -> Comparison:
     workload = user_code.shown(str(cells[0].given["workload"]))
-    title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
+    labels = list(dict.fromkeys(view.labels.get(cell.label, cell.label) for cell in cells))
+    what = labels[0] if len(labels) == 1 else f"{len(labels)} methods compared"
+    title = f"{workload}: {what}"
 
     def compared() -> Comparison:
         record = folder.record()

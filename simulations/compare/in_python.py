@@ -70,7 +70,9 @@ class Compared:
 
     @property
     def latex(self) -> str:
-        """The table for a paper, as table.tex has it: mean and standard error, the best in bold."""
+        """The table for a paper, as table.tex has it: mean ± standard deviation over seeds, in bold
+        every mean that may be the best of its epsilon.
+        """
         return self._made.files["table.tex"]
 
     def plot(self, name: str = "") -> "Figure":

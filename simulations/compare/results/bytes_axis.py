@@ -16,7 +16,7 @@ from fedlsg.simulations.compare.results.lines import (
     Labels,
     Line,
     marked,
-    measured,
+    mean_of,
     score_words,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
@@ -135,7 +135,7 @@ def panel_table(panel: Panel) -> Table:
     ratio = "{:.1f}x".format
     columns = [
         Column("method", marked),
-        Column(measured(panel.lines).replace("test accuracy", "accuracy"), score_words),
+        Column(mean_of(panel.lines), score_words),
         Column("n", "n"),
         Column("uplink", "uplink_bytes_total", human_bytes),
         Column("saved", "saved_ratio", ratio, optional=2),

@@ -45,7 +45,7 @@ from fedlsg.simulations.report.pages.page import (
     sections,
 )
 from fedlsg.simulations.report.pages.template import render
-from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.report.words import NOT_PRIVATE, counted
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, results_csv
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 SHARE = 0.05
 """Share of the time that drawing may take while results come in."""
 
-BARS = "A mark is the mean over seeds; bars show one standard deviation."
+BARS = "A mark is the mean over seeds; bars show one standard deviation (s.d.), as ± does."
 CAPTIONS = {
     "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more "
     f"accurate; a smaller epsilon is more private. {BARS} The dotted line, if "
@@ -72,9 +72,8 @@ CAPTIONS = {
     "epsilon. Further up is more accurate, further left is cheaper. One "
     "panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
-    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over "
-    "seeds; bars show one standard deviation. Dashed horizontal lines, if there "
-    "are any, are methods without the setting.",
+    "accuracy-varied": "How the accuracy depends on the varied setting. "
+    f"{BARS} Dashed horizontal lines, if there are any, are methods without the setting.",
     "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one "
     "standard deviation. All panels have the same colours; lighter is better. A "
     "frame marks the best pair of a panel. Methods that lack one of the settings "
@@ -232,7 +231,11 @@ def lead(results: Sequence[Result], table: pd.DataFrame) -> str:
     done = sum(run.done for run in results)
     seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
     words = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 12 else ", ".join(map(str, seeds))
-    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {words or '--'}."
+    settings = counted(len(table), "setting")
+    return (
+        f"{done} of {counted(len(results), 'run')} finished, {settings}, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {words or '--'}."
+    )
 
 
 def warnings(table: pd.DataFrame) -> list[str]:

@@ -1,17 +1,21 @@
 """The table of a comparison, with pandas: runs that differ in their seed only are one line.
 
-An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard
-error, and whether it is better than guessing, are those of ``workloads.chance``. The numbers of a
-line are of its finished runs. A number that one of these runs lacks is None.
+An accuracy is mean ± sample standard deviation over seeds, on the public test split: everywhere, in
+tables, figures and files. How far a line is behind the best one of its epsilon is the mean
+difference, paired by seed, with its own standard error. The standard error of a mean, and whether
+it is better than guessing, are those of ``workloads.chance``. The numbers of a line are of its
+finished runs. A number that one of these runs lacks is None.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
+from fedlsg.simulations.compare.grid.cells import grouped
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
@@ -35,6 +39,8 @@ MEANS = {
     **{name: name for name in ("rho", "wall_seconds", "training_seconds", "transfer_seconds")},
 }
 """Numbers of runs, and the column of their mean."""
+RIVALS = ["task", "epsilon_target", "unit", "trust", "delta", "private"]
+"""What lines have in common that are compared with each other."""
 NUMBERS = [
     *MEANS,
     *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense", "messages"),
@@ -57,6 +63,8 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
         more_is_better: the best line is that of the highest score
         scores: (seed, score) pairs      mean, sd: of the scores
         height, spread: mean and sd as they are shown        deficit: the best line has the lowest
+        behind: how far it is behind the best of its rivals; None without a rival
+        may_be_best: it is the best of its rivals, or behind it by what may be chance
     """
     runs = pd.DataFrame(map(_row, results), dtype=object)
     runs[NUMBERS] = runs[NUMBERS].astype(float)
@@ -98,7 +106,61 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
     table["over_linear_probe"] = _over_probe(table)
     table = table.sort_values(["epsilon_target", "deficit", "name"])
     table = table.astype(object).where(table.notna(), None)
-    return relabelled(table.assign(**_guesses(table)), labels)
+    return relabelled(table.assign(**_guesses(table), **_behind(table)), labels)
+
+
+class Paired(NamedTuple):
+    """How far a line is behind another one: the mean difference over the seeds of both.
+
+    behind: below 0 where it is ahead. error: its standard error over ``seeds``; None of less than
+    two. Without a seed in common it is the difference of the means.
+    """
+
+    behind: float
+    error: float | None
+    seeds: int
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the difference is none at 95 %, by Student's t; always where no error is
+        known.
+        """
+        return self.error is None or abs(self.behind) <= quantile(self.seeds) * self.error
+
+
+@cache
+def quantile(seeds: int) -> float:
+    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
+    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+    """
+    from scipy.stats import t  # half a second that a start need not wait for
+
+    return float(t.ppf(0.975, seeds - 1))
+
+
+def paired(line: Line, best: Line) -> Paired:
+    """How far a finished line is behind ``best``, paired by seed."""
+    lags = (pd.Series(dict(best.scores)) - pd.Series(dict(line.scores))).dropna()
+    sign = 1 if best.more_is_better else -1
+    behind = lags.mean() if len(lags) else best.mean - line.mean
+    error = float(lags.sem()) if len(lags) > 1 else None
+    return Paired(sign * float(behind), error, len(lags))
+
+
+def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """The lag of each finished line, and whether it may be the best; None without a rival."""
+    done = [line for line in table.itertuples() if line.n]
+    lags: dict[str, Paired] = {}
+    for own in grouped(done, lambda line: tuple(getattr(line, name) for name in RIVALS)).values():
+        lags |= {line.Index: paired(line, own[0]) for line in own if len(own) > 1}
+    found = [lags.get(at) for at in table.index]
+    columns = {
+        "behind": [lag and lag.behind for lag in found],
+        "behind_standard_error": [lag and lag.error for lag in found],
+        "paired_seeds": [lag and lag.seeds for lag in found],
+        "may_be_best": [lag and lag.may_be_chance for lag in found],
+    }
+    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
 
 
 def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
@@ -237,8 +299,22 @@ def score_words(line: Line) -> str:
 
 
 def measured(table: Iterable[Line]) -> str:
-    """What the scores of these lines are, for axes and columns."""
+    """What the scores of these lines are, for axes."""
     return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"
+
+
+def mean_of(table: Iterable[Line]) -> str:
+    """What the scores of these lines are, for columns: each is mean ± standard deviation."""
+    loss = any(line.by_loss for line in table)
+    return "test loss ± s.d." if loss else "accuracy ± s.d., %"
+
+
+def seeds_of(table: Iterable[Line]) -> str:
+    """Over how many seeds the means of these lines are; empty if each is of one."""
+    counts = sorted({line.n for line in table if line.n})
+    if counts[-1:] in ([], [1]):
+        return ""
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
 
 
 def value_words(value: Any) -> str:

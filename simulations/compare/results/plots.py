@@ -17,7 +17,14 @@ from fedlsg.simulations.compare.grid.cells import grouped, is_number
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View, both_ways, panels
 from fedlsg.simulations.compare.results.comparison_table import varied_names
 from fedlsg.simulations.compare.results.heat_maps import heat_maps, value_words_of, values_of
-from fedlsg.simulations.compare.results.lines import Line, family, in_legend_order, marked, measured
+from fedlsg.simulations.compare.results.lines import (
+    Line,
+    family,
+    in_legend_order,
+    marked,
+    measured,
+    seeds_of,
+)
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, level, spaced
 from fedlsg.simulations.report.drawing.colours import GREY, looks
@@ -157,7 +164,14 @@ def _accuracy(
     title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420
 ) -> Chart:
     y = _scores(table, measured(table))
-    return Chart(title=title, x=x, y=y, series=tuple(series), height=height)
+    series = tuple(series)
+    return Chart(title=title, x=x, y=y, series=series, height=height, spread=_bars(table))
+
+
+def _bars(table: Iterable[Line]) -> str:
+    """What error bars are, in words; empty where there are none."""
+    seeds = seeds_of(table)
+    return f"bars: ± s.d. over {seeds}" if seeds else ""
 
 
 def _scores(table: Iterable[Line], label: str = "") -> Axis:
@@ -193,6 +207,7 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
         y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
         series=(*series, *chance(table, upright=True)),
         height=90 + 34 * len(ordered),
+        spread=_bars(ordered),
     )
     return (chart,)
 
@@ -283,12 +298,14 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
         series += [
             _curve(line, looks[line.name]._replace(dashes="--"), timed=timed)[:1] for line in free
         ]
+        seeds = seeds_of([*groups[target], *free])
         chart = Chart(
             title=f"Learning curves, {epsilon}",
             x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
             y=_scores(table, measured(table)),
             series=tuple(chain.from_iterable(series)),
             height=320,
+            spread=f"band: worst to best of {seeds}" if seeds else "",
         )
         charts.append(chart)
     return tuple(charts)

@@ -199,7 +199,9 @@ class Job:
     def title(self) -> str:
         names = ", ".join(self.dimensions)
         workload = user_code.shown(self.grid.workload)
-        return f"{workload}: {names} of {len(self.arms)} methods chosen by trials"
+        labels = [arm.label for arm in self.arms]
+        whose = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
+        return f"{workload}: {names} of {whose} chosen by trials"
 
 
 PATIENCE = 3

@@ -124,7 +124,7 @@ class Series:
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has
-    a point.
+    a point. ``spread``: what error bars and bands are, for files, which have no caption.
     """
 
     title: str
@@ -133,6 +133,7 @@ class Chart:
     series: Sequence[Series]
     height: int = 280
     note: str = ""
+    spread: str = ""
 
     @property
     def has_bars(self) -> bool:

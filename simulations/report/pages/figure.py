@@ -156,6 +156,7 @@ def draw_chart(axes: "Axes", chart: Chart) -> None:
         axes.text(0.5, 0.4, chart.said, ha="center", transform=axes.transAxes, color=ALARM)
     for name, axis in (("x", chart.x), ("y", chart.y)):
         _scale(axes, name, axis)
+    axes.set_xlabel("\n".join(filter(None, (chart.x.label, chart.spread))))
     if chart.y.down:
         axes.invert_yaxis()
 

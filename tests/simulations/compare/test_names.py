@@ -87,23 +87,32 @@ def tabular(results: list[Result]) -> str:
 
 
 def test_the_table_of_a_paper_by_hand():
-    """Of one seed: sqrt(0.8 * 0.2 / 400) is 2.0 points, sqrt(0.7 * 0.3 / 400) is 2.3."""
-    text = tabular([result(0.8), result(0.7, method="dp_sgd%"), result(0.9, epsilon=8.0)])
+    """Deviations of pairs: 2.0 / sqrt(2) is 1.4 points. One seed more at another epsilon."""
+    pairs = {"lsg": (0.79, 0.81), "dp_sgd%": (0.69, 0.712)}
+    runs = [
+        result(score, method=method, seed=seed)
+        for method, scores in pairs.items()
+        for seed, score in enumerate(scores)
+    ]
+    text = tabular([*runs, result(0.9, epsilon=8.0)])
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
     assert rows == [
-        "method & $\\varepsilon$ & accuracy, \\% & $n$ & uplink & saved \\\\",
-        "lsg & 2.999 & \\textbf{80.0 $\\pm$ 2.0} & 1 & 100 B & 4.0x \\\\",
-        "dp\\_sgd\\% & 2.999 & 70.0 $\\pm$ 2.3 & 1 & 100 B & 4.0x \\\\",
-        "lsg & 7.999 & 90.0 $\\pm$ 1.5 & 1 & 100 B & 4.0x \\\\",
+        "method & $\\varepsilon$ & accuracy $\\pm$ s.d., \\% & behind (s.e.) & $n$ & uplink & saved "
+        "\\\\",
+        "lsg & 2.999 & \\textbf{80.0 $\\pm$ 1.4} & best & 2 & 100 B & 4.0x \\\\",
+        "dp\\_sgd\\% & 2.999 & 70.1 $\\pm$ 1.6 & 9.9 (0.1) & 2 & 100 B & 4.0x \\\\",
+        "lsg & 7.999 & 90.0 & -- & 1 & 100 B & 4.0x \\\\",
     ]
     assert re.findall(r"\\(\w+rule)", text) == ["toprule", "midrule", "midrule", "bottomrule"]
-    assert text.count("&") == 5 * len(rows), "as many columns in each row"
+    assert text.count("&") == 6 * len(rows), "as many columns in each row"
 
 
 def test_the_best_is_bold_and_moves_with_the_scores():
     """Control: the other way round, another row is bold."""
     for best, other in (("lsg", "rs"), ("rs", "lsg")):
-        text = tabular([result(0.8, method=best), result(0.7, method=other)])
+        scores = ((best, 0.8), (other, 0.7), (best, 0.81), (other, 0.711))
+        runs = [result(x, method=name, seed=at // 2) for at, (name, x) in enumerate(scores)]
+        text = tabular(runs)
         (bold,) = [line for line in text.splitlines() if "textbf" in line]
         assert bold.startswith(best)
 
