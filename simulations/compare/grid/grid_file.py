@@ -11,6 +11,7 @@ The file:
     notes = []                  # sentences for its tables and pages
     [labels]                    # what tables and figures call methods
     lsg = "LSG, rank 4"
+    [choosing]                  # what a search wrote: the cost of choosing these settings
     [vary]                      # any other setting: every combination is run
     clip_norm = [0.1, 1, 10]
     [settings]                  # of every method
@@ -30,6 +31,7 @@ from typing import Any
 from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
+from fedlsg.simulations.compare.grid import choosing
 from fedlsg.simulations.compare.grid.cells import AXES, Cell, Entry, Grid, grouped, is_number
 from fedlsg.simulations.planning.base.prepare import data_key, prepare
 from fedlsg.simulations.planning.base.run_base import Base
@@ -50,6 +52,8 @@ from fedlsg.user_code.failure import without_exit
 
 KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": float}
 """The axes of numbers."""
+TABLES = ("labels", "choosing", "vary", "settings", "methods")
+"""The keys of a grid file that are tables."""
 
 
 def read_toml(path: str, what: str, more: str = "") -> dict[str, Any]:
@@ -94,6 +98,7 @@ def as_toml(grid: Grid) -> dict[str, Any]:
         ),
         **({"notes": list(grid.notes)} if grid.notes else {}),
         **({"labels": dict(grid.labels)} if grid.labels else {}),
+        **({"choosing": choosing.as_table(grid.choosing)} if grid.choosing else {}),
         "settings": dict(grid.settings),
         "methods": {
             entry.label: ({"method": entry.method} if entry.method != entry.label else {})
@@ -108,7 +113,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = ("workload", "seeds", *KINDS, "notes", "labels", "vary", "settings", "methods")
+    known = ("workload", "seeds", *KINDS, "notes", *TABLES)
     for key in table:
         _check_key(key, known)
     return Grid(
@@ -120,6 +125,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
         labels=parse_labels(table.get("labels", {})),
+        choosing=choosing.from_table(table["choosing"]) if "choosing" in table else None,
     )
 
 

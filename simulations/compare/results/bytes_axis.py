@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedlsg.config.choices import choose
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.lines import (
     SAME,
     Labels,
@@ -33,8 +34,9 @@ class View:
     """What a comparison shows.
 
     ``bytes`` adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer
-    on it. ``left_out``: lines about methods and settings that are left out. ``notes``: how the
-    settings were chosen. ``labels``: what it calls methods, by their own labels.
+    on it. ``left_out``: lines about methods and settings that are left out. ``notes``: sentences
+    of the grid. ``choosing``: the search that chose settings. ``labels``: what it calls methods, by
+    their own labels.
     """
 
     bytes: bool = False
@@ -42,6 +44,12 @@ class View:
     labels: Labels = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    choosing: Choosing | None = None
+
+    @property
+    def how_chosen(self) -> list[str]:
+        """What choosing the settings cost, in sentences."""
+        return self.choosing.words if self.choosing else []
 
 
 PLAIN = View()

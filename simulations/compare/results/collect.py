@@ -9,7 +9,9 @@ from typing import Any
 from warnings import warn
 
 from fedlsg import bounded
+from fedlsg.simulations.compare.grid import choosing
 from fedlsg.simulations.compare.grid.cells import Cell, word
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import parse_labels
 from fedlsg.simulations.compare.grid.runner import CELLS, Ended, Folder
 from fedlsg.simulations.compare.results.lines import Labels
@@ -86,6 +88,20 @@ def kept_labels(paths: Iterable[Path]) -> Labels:
     return {key: name for key, name in pairs if keys.count(key) == names.count(name) == 1}
 
 
+def kept_choosing(paths: Iterable[Path]) -> tuple[Choosing | None, tuple[str, ...]]:
+    """The search that chose the settings of these runs, and the notes of their comparisons.
+
+    Of several comparisons, what choosing cost is among the notes: it belongs to some lines alone.
+    """
+    folders = list(dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths))
+    files = list(map(_read_grid, folders))
+    found = [choosing.from_table(one["choosing"]) for one in files if "choosing" in one]
+    said = [str(note) for one in files for note in one.get("notes", ())]
+    if len(folders) == len(found) == 1:
+        return found[0], tuple(said)
+    return None, (*said, *(words for one in found for words in one.words))
+
+
 def _labelled(runs: list[Result]) -> list[Result]:
     """The runs with labels that distinguish them."""
     facts = [(run.settings.get("workload"), run.method, run.label, run.group) for run in runs]
@@ -137,15 +153,19 @@ def _grid_of(cell: Path) -> dict[str, Any]:
 
 
 def _tables_of(folder: Path) -> dict[str, Any]:
-    """The tables of grid.toml in a folder; empty where it cannot be read.
+    """The tables of grid.toml in a folder."""
+    return {key: value for key, value in _read_grid(folder).items() if isinstance(value, dict)}
+
+
+def _read_grid(folder: Path) -> dict[str, Any]:
+    """The keys of grid.toml in a folder; none where it cannot be read.
 
     No method that it names is loaded.
     """
     try:
-        table = bounded.read_toml(folder / "grid.toml")
+        return bounded.read_toml(folder / "grid.toml")
     except (OSError, ValueError):
         return {}
-    return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
 def _group(run: Result) -> tuple[Any, ...]:

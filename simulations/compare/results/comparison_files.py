@@ -31,6 +31,7 @@ from fedlsg.simulations.compare.results.latex_table import latex_table
 from fedlsg.simulations.compare.results.lines import PROBE, Line, lines
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import Charts, figures
+from fedlsg.simulations.compare.results.search_paid import search_paid
 from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.pages.figure import interactive, picture, png
 from fedlsg.simulations.report.pages.page import (
@@ -101,7 +102,7 @@ class Comparison:
     @cached_property  # its results never change
     def table(self) -> pd.DataFrame:
         """Its runs as lines."""
-        return lines(self.results, self.view.labels)
+        return lines(self.results, self.view.labels, self.view.choosing)
 
     @property
     def methods(self) -> list[Part]:
@@ -119,13 +120,14 @@ class Comparison:
     @cached_property
     def files(self) -> dict[str, str]:
         """The texts of its tables by the names of their files."""
-        more = (Text(words=note) for note in self.view.notes)
+        said = (*search_paid(self.table), *self.view.how_chosen, *self.view.notes)
+        more = (Text(words=words) for words in said)
         left = facts_if_any(unfinished(self.results))
         texts = {
             "results.csv": results_csv(self.results),
             "table.csv": table_csv(self.table),
             "table.md": markdown([*self.methods, *more, *left]),
-            "table.tex": latex_table(self.table),
+            "table.tex": latex_table(self.table, self.view.how_chosen),
         }
         return texts | ({"bytes.md": markdown(self.bytes)} if self.bytes else {})
 
@@ -178,6 +180,9 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     """The page of a comparison, with its figures."""
     results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
+    first = " ".join((first, *search_paid(table)))
+    free = view.choosing is None or view.choosing.free
+    notes = (*(view.how_chosen if free else ()), *view.notes)
     more = [Text(words=words) for words in others]
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
     rows = {
@@ -191,8 +196,8 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
             title=made.title,
             lead=lead(results, table),
             headline=first,
-            warnings=tuple(warnings(table)),
-            advice=(*advice(table), *view.notes, *dropped),
+            warnings=(*(() if free else view.how_chosen), *warnings(table)),
+            advice=(*advice(table), *notes, *dropped),
             sections=sections(
                 ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),

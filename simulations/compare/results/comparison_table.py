@@ -16,6 +16,7 @@ from fedlsg.simulations.compare.results.lines import (
     RIVALS,
     Line,
     mean_of,
+    number_of,
     paired,
     score_words,
     value_words,
@@ -26,7 +27,13 @@ from fedlsg.simulations.report.drawing.colours import looks
 from fedlsg.simulations.report.pages.facts import trust_words
 from fedlsg.simulations.report.pages.page import RowKind, Table
 from fedlsg.simulations.report.pages.table import Column, make_table
-from fedlsg.simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
+from fedlsg.simulations.report.words import (
+    NOT_PRIVATE,
+    counted,
+    epsilon_words,
+    fewer_bytes,
+    human_bytes,
+)
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS
 
@@ -47,12 +54,17 @@ FILED = [
     *("uplink_bytes_total", "downlink_bytes_total", "transfer_seconds", "wall_seconds"),
     "training_seconds",
     *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
+    *("epsilon_with_choosing", "delta_with_choosing"),
 ]
 """The last columns of every table.csv."""
 OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
 """Settings that have a column in every comparison."""
 DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
-    ("rank", "sparsity", "rho", "behind", "over_linear_probe", "transfer_seconds"), "--"
+    (
+        *("rank", "sparsity", "rho", "behind", "over_linear_probe", "transfer_seconds"),
+        "epsilon_with_choosing",
+    ),
+    "--",
 )
 """A page leaves out a column that says this of every line, by its name in table.csv."""
 CROWDED = 2
@@ -92,6 +104,7 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
         Column("sparsity", "sparsity", "g", optional=6),
         *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
         Column("epsilon", "epsilon_max", words=_epsilon),
+        Column("with choosing", "epsilon_with_choosing", epsilon_words),
         Column("outside", "epsilon_outside", words=_outside),
         Column("unit", "unit"),
         Column("trust", "trust"),
@@ -191,6 +204,10 @@ def notes(table: pd.DataFrame) -> list[str]:
     said = {
         f"{'Loss' if table.by_loss.any() else 'Accuracy'}: mean ± standard deviation (s.d.) over n "
         f"seeds on {rows}.": True,
+        "With choosing: the epsilons of choosing the settings of a line and of all its runs, added "
+        f"up; also delta, to {_largest(table.delta_with_choosing):g} (basic composition).": any(
+            table.epsilon_with_choosing.notna()
+        ),
         TIE_NOTE: any(table.behind.notna()),
         **_of_one_seed(table),
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
@@ -216,6 +233,10 @@ def notes(table: pd.DataFrame) -> list[str]:
         ),
     }
     return [words for words, true in said.items() if true]
+
+
+def _largest(numbers: pd.Series) -> float:
+    return float(max(numbers.dropna(), default=0.0))
 
 
 def _of_one_seed(table: pd.DataFrame) -> dict[str, bool]:
@@ -305,7 +326,7 @@ def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
     """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
     best, target = own[0], own[0].epsilon_target
     spent = epsilon_words(max(line.epsilon_max for line in own))
-    at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}"
+    at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}{_chosen(best)}"
     at += f" and delta {best.delta:g}" if deltas else ""
     at += f", at {best.level}" if best.level else ""
     at += OF.get(best.trust, "") + (f" on {best.task[0]}" if tasks else "")
@@ -334,6 +355,18 @@ def _result(line: Line, lead: str = "") -> str:
     return ", ".join(filter(None, words))
 
 
+def _chosen(line: Line) -> str:
+    """What the line costs with the choice of its settings, in brackets; empty without a choice."""
+    if line.choosing_epsilon is None:
+        return ""
+    if line.choosing_epsilon == 0:
+        return " (choosing its settings cost no privacy)"
+    if line.epsilon_with_choosing is None:
+        return f" (and {epsilon_words(line.choosing_epsilon)} for choosing its settings)"
+    whole, runs = epsilon_words(line.epsilon_with_choosing), counted(len(line.runs), "run")
+    return f" ({whole} with choosing its settings, over {runs})"
+
+
 def _over(line: Line) -> str:
     """Over how many seeds its mean is, in brackets."""
     return f" (± s.d. over {line.n} seeds)" if line.n > 1 else " (one seed)"
@@ -353,13 +386,3 @@ def _lead(best: Line, second: Line) -> str:
         return f", {beyond} (one seed, so {words})"
     paired_over = f"paired over {lead.seeds} seeds{f'; {words}' if lead.may_be_chance else ''}"
     return f", {beyond} with a standard error of {number_of(best, lead.error)} ({paired_over})"
-
-
-def number_of(line: Line, value: float | None) -> str:
-    """A difference of scores: points with one decimal, small losses with three digits; empty for
-    None.
-    """
-    if value is None:
-        return ""
-    shown = value if line.by_loss else 100 * value
-    return f"{shown:.1f}" if shown >= 0.095 else f"{shown:.2g}"

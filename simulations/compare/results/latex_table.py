@@ -23,6 +23,7 @@ PRINTED = frozenset(
         "sparsity",
         "epsilon_max",
         "epsilon_outside",
+        "epsilon_with_choosing",
         "unit",
         "trust",
         "mean",
@@ -34,6 +35,8 @@ PRINTED = frozenset(
 )
 """Columns of a comparison that a paper's table has as well, and those of varied settings."""
 HEADINGS = {"epsilon": "$\\varepsilon$", "n": "$n$"}
+END = "\\end{tabular}"
+NOTE = "\\multicolumn{{{}}}{{p{{\\linewidth}}}}{{\\footnotesize {}}} \\\\\n"
 SYMBOLS = {"±": "$\\pm$", "≈": "$\\approx$"}
 ABOUT = (
     "% Mean \\pm standard deviation (s.d.) over n seeds. Behind: the best mean of the same epsilon "
@@ -44,8 +47,8 @@ ABOUT = (
 )
 
 
-def latex_table(table: pd.DataFrame) -> str:
-    """One ``tabular`` with a rule between the epsilons.
+def latex_table(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+    """One ``tabular`` with a rule between the epsilons, and ``notes`` below the last one.
 
     Guarantee: text stays text, whatever a name holds: pandas escapes each cell.
     """
@@ -57,7 +60,16 @@ def latex_table(table: pd.DataFrame) -> str:
         if one.value in PRINTED | varied
     ]
     rows = make_table(columns, lines, group=epsilon_group).rows
-    return ABOUT + _tabular(columns, rows)
+    text = ABOUT + _tabular(columns, rows)
+    below = "".join(NOTE.format(len(columns), _escaped(note)) for note in notes)
+    return text.replace(END, below + END)
+
+
+def _escaped(words: str) -> str:
+    """Text for LaTeX, as pandas escapes a cell."""
+    style = pd.DataFrame([[words]]).style.hide(axis="index").hide(axis="columns")
+    text = style.format(escape="latex").to_latex()
+    return str(text).partition("\n")[2].partition(" \\\\\n")[0]
 
 
 def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:

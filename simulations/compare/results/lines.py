@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.grid.cells import grouped
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
@@ -52,10 +53,13 @@ Labels = Mapping[str, str]
 NO_LABELS: Labels = MappingProxyType({})
 
 
-def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame:
+def lines(
+    results: Iterable[Result], labels: Labels = NO_LABELS, choosing: Choosing | None = None
+) -> pd.DataFrame:
     """A row for each line: epsilon targets ascending, no target last, then the best mean first.
 
-    labels: see ``relabelled``. It has the columns of table.csv, shares in 0..1, and:
+    labels: see ``relabelled``. choosing: the search that chose settings, where one did. It has
+    the columns of table.csv, shares in 0..1, and:
         runs: all its runs               run: one of them, a finished one if there is one
         varied: the settings that its comparison varies      settings: those of its name
         level: what its epsilon protects, if that is not one example
@@ -65,6 +69,8 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
         height, spread: mean and sd as they are shown        deficit: the best line has the lowest
         behind: how far it is behind the best of its rivals; None without a rival
         may_be_best: it is the best of its rivals, or behind it by what may be chance
+        given_label: its label before ``labels``         untouched: of chosen settings, that of the
+        line without a search        choosing_epsilon: what choosing its settings cost
     """
     runs = pd.DataFrame(map(_row, results), dtype=object)
     runs[NUMBERS] = runs[NUMBERS].astype(float)
@@ -106,7 +112,8 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
     table["over_linear_probe"] = _over_probe(table)
     table = table.sort_values(["epsilon_target", "deficit", "name"])
     table = table.astype(object).where(table.notna(), None)
-    return relabelled(table.assign(**_guesses(table), **_behind(table)), labels)
+    table = table.assign(**_guesses(table), **_behind(table), **_in_all(table, choosing))
+    return relabelled(table, labels)
 
 
 class Paired(NamedTuple):
@@ -145,6 +152,37 @@ def paired(line: Line, best: Line) -> Paired:
     behind = lags.mean() if len(lags) else best.mean - line.mean
     error = float(lags.sem()) if len(lags) > 1 else None
     return Paired(sign * float(behind), error, len(lags))
+
+
+def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Series]:
+    """What choosing the settings of a line and all its runs cost together (basic composition): sums
+    of epsilons and of deltas. None without a search, and for a line that claims no epsilon.
+    """
+    untouched = choosing.untouched if choosing else {}
+    labels = list(table.label)
+    epsilons, deltas, chosen = list[Any](), list[Any](), list[Any]()
+    for line in table.itertuples():
+        own = choosing if choosing and line.label in untouched else None
+        spent = [each for run in line.runs if (each := _spent(run)) is not None]
+        known = choosing and line.private is not False and len(spent) == len(line.runs)
+        chosen.append(own and own.epsilon)
+        epsilons.append(math.fsum([own.epsilon if own else 0.0, *spent]) if known else None)
+        total = len(spent) * (line.delta or 0.0) + (own.delta if own else 0.0)
+        deltas.append(total if known else None)
+    columns = {
+        "given_label": labels,
+        "untouched": list(map(untouched.get, labels)),
+        "choosing_epsilon": chosen,
+        "epsilon_with_choosing": epsilons,
+        "delta_with_choosing": deltas,
+    }
+    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
+
+
+def _spent(run: Result) -> float | None:
+    """The epsilon of a run: what it spent, or what it will have spent where it is not finished."""
+    known = [each for each in (run.epsilon_max, run.epsilon_target) if each is not None]
+    return run.epsilon_max if run.done else max(known, default=None)
 
 
 def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
@@ -300,7 +338,9 @@ def score_words(line: Line) -> str:
 
 def measured(table: Iterable[Line]) -> str:
     """What the scores of these lines are, for axes."""
-    return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"
+    table = list(table)
+    rows = "held-out" if any(line.run.held_out for line in table) else "test"
+    return f"{rows} loss" if any(line.by_loss for line in table) else f"{rows} accuracy, %"
 
 
 def mean_of(table: Iterable[Line]) -> str:
@@ -315,6 +355,16 @@ def seeds_of(table: Iterable[Line]) -> str:
     if counts[-1:] in ([], [1]):
         return ""
     return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
+
+
+def number_of(line: Line, value: float | None) -> str:
+    """A difference of scores: points with one decimal, small losses with three digits; empty for
+    None.
+    """
+    if value is None:
+        return ""
+    number = value if line.by_loss else 100 * value
+    return f"{number:.1f}" if number >= 0.095 else f"{number:.2g}"
 
 
 def value_words(value: Any) -> str:

@@ -175,7 +175,9 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
+    """A search to run. grid: the comparison that it is about. delta: that of the trials. seeds: of
+    the runs that follow.
+    """
 
     grid: Grid
     arms: tuple[Arm, ...]
@@ -184,6 +186,7 @@ class Job:
     delta: float
     folder: Folder
     notices: tuple[str, ...]
+    seeds: int = 3
 
     @property
     def dimensions(self) -> dict[str, Dimension]:

@@ -36,6 +36,7 @@ COLUMNS = [
     *("over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio", "uplink_bytes_total"),
     *("downlink_bytes_total", "transfer_seconds", "wall_seconds", "training_seconds"),
     *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
+    *("epsilon_with_choosing", "delta_with_choosing"),
 ]
 """A promise to users: none goes, and none changes its place."""
 
