@@ -251,7 +251,7 @@ def paper(chart: Chart) -> "Figure":
         1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries
     )
     draw_chart(axes, chart)
-    axes.set_ylabel(wrap(chart.y.label or chart.title))
+    axes.set_ylabel("" if chart.y.ticks else wrap(chart.y.label or chart.title))
     if found := legend_entries([axes]):
         figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
     return figure

@@ -180,7 +180,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     """The page of a comparison, with its figures."""
     results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
-    first = " ".join((first, *search_paid(table)))
+    paid = [Text(words=words) for words in search_paid(table)]
     free = view.choosing is None or view.choosing.free
     notes = (*(view.how_chosen if free else ()), *view.notes)
     more = [Text(words=words) for words in others]
@@ -199,6 +199,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
             warnings=(*(() if free else view.how_chosen), *warnings(table)),
             advice=(*advice(table), *notes, *dropped),
             sections=sections(
+                ("Did the search pay?", paid),
                 ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
                 ("Accuracy against bytes", made.bytes),

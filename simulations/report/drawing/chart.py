@@ -284,7 +284,9 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def digits(low: float, high: float) -> tuple[int, ...]:
     """First digits of the ticks between the ends of a logarithmic axis."""
-    return (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
+    if high > 15 * low:
+        return (1,) if high > 1000 * low else (1, 3)
+    return (1, 2, 5) if high > 8 * low else (1, 2, 3, 5, 7)
 
 
 def short_bytes(value: float, _: Any = None) -> str:

@@ -110,7 +110,7 @@ def _number(column: Column, item: Any) -> float | None:
 
 def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
     """Positions of the columns in which an item is the best of its group, by item; of the most or
-    the least, none in a group of one.
+    the least, none where all are equal.
     """
     found: dict[int, set[int]] = {}
     for place, column in enumerate(columns):
@@ -122,7 +122,7 @@ def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict
         for at, one in enumerate(items) if column.best else ():
             if (value := _number(column, one)) is not None:
                 groups.setdefault(group(one), {})[at] = value
-        for own in (own for own in groups.values() if len(own) > 1):
+        for own in (own for own in groups.values() if len(set(own.values())) > 1):
             top = max(own.values()) if column.best == "most" else min(own.values())
             for at in (at for at, value in own.items() if value == top):
                 found.setdefault(at, set()).add(place)

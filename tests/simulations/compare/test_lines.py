@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedlsg.simulations.cli.export import paper
 from fedlsg.simulations.compare.results.bytes_axis import View
 from fedlsg.simulations.compare.results.comparison_files import (
     Comparison,
@@ -24,6 +25,7 @@ from fedlsg.simulations.compare.results.comparison_table import (
 from fedlsg.simulations.compare.results.lines import higher_is_better, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
+from fedlsg.simulations.report.pages.facts import facts
 from fedlsg.simulations.report.pages.figure import plot
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, standard_error
@@ -191,6 +193,79 @@ def test_plus_or_minus_is_the_standard_deviation_everywhere_and_says_so():
 
 def write_texts(made: Comparison) -> dict[str, str]:
     return made.files | {"page": page(made, figures(made.table))}
+
+
+def test_an_axis_of_accuracies_ends_a_little_beyond_the_marks():
+    """Nothing touches the frame, and marks are not in a corner of it."""
+    for scores in (SCORES, {"dpsgd": (0.999, 1.0, 0.998), "lsg": (0.95, 0.96, 0.94)}):
+        runs = [
+            sent(result(score, method=method, seed=seed), {"dpsgd": 9_660_000, "rgp": 2_492_000})
+            for method, own in scores.items()
+            for seed, score in enumerate(own)
+        ]
+        table = lines(runs)
+        ends = [
+            line.height + side
+            for line in table.itertuples()
+            for side in (-line.spread, line.spread)
+        ]
+        drawn = figures(table)
+        for axis in (drawn["accuracy-epsilon"][0].x, drawn["accuracy-bytes"][0].y):
+            assert axis.low < min(ends)
+            assert max(ends) < axis.high <= 100 or (axis.high == 100 and max(ends) >= 99)
+            assert max(ends) - min(ends) > 0.5 * (axis.high - axis.low)
+
+
+def sent(run: Result, bytes_of: dict[str, int]) -> Result:
+    return changed(run, uplink_bytes=bytes_of.get(run.method, 2_188_000))
+
+
+def test_a_figure_of_a_paper_has_no_label_next_to_names_and_enough_ticks():
+    """From 2.2 to 9.7 MB; a stranger saw two ticks, and "Accuracy" next to the methods."""
+    bytes_of = {"dpsgd": 9_660_000, "rgp": 2_492_000, "lsg": 2_188_000}
+    drawn = figures(lines([sent(run, bytes_of) for run in three()]))
+    (axes,) = paper(drawn["accuracy-epsilon"][0]).axes
+    assert axes.get_ylabel() == ""
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["lsg", "rgp", "dpsgd"]
+    (axes,) = paper(drawn["accuracy-bytes"][0]).axes
+    assert axes.get_ylabel() == "test accuracy, %"
+    low, high = axes.get_xlim()
+    assert sum(low <= at <= high for at in axes.get_xticks()) >= 3
+    near = {"dpsgd": 2_500_000, "rgp": 2_300_000, "lsg": 2_188_000}
+    (axes,) = paper(figures(lines([sent(run, near) for run in three()]))["accuracy-bytes"][0]).axes
+    low, high = axes.get_xlim()
+    assert sum(low <= at <= high for at in axes.get_xticks()) >= 3
+
+
+def test_one_method_has_the_figures_that_say_something():
+    """A single mark says no more than the table; equal bytes are no axis."""
+    assert list(figures(lines(three()[:3]))) == ["learning-curves"]
+    assert list(figures(lines(three()))) == ["accuracy-epsilon", "learning-curves"]
+    other = [sent(run, {"dpsgd": 9_660_000}) for run in three()]
+    assert "accuracy-bytes" in figures(lines(other))
+
+
+def test_equal_values_are_not_marked_as_the_best():
+    shown = comparison_table(lines(three()))
+    place = shown.columns.index("uplink")
+    assert not any(place in row.best for row in shown.rows)
+    other = comparison_table(
+        lines([changed(run, uplink_bytes=500) if run.method == "lsg" else run for run in three()])
+    )
+    assert [place in row.best for row in other.rows] == [False, False, True]
+
+
+def test_rows_that_were_held_out_are_no_test_split():
+    """A page of trials named 144 held-out training rows a test split."""
+    held = [replace(run, settings={**run.settings, "holdout": 0.1}) for run in three()]
+    public = [replace(run, settings={**run.settings, "public_rows": "synthetic"}) for run in held]
+    names = [
+        [name for name in facts(runs) if "rows" in name or "split" in name]
+        for runs in (held, public, three())
+    ]
+    assert names == [["held-out training rows"], ["held-out public rows"], ["test split"]]
+    for runs, word in ((held, "held-out accuracy, %"), (three(), "test accuracy, %")):
+        assert figures(lines(runs))["learning-curves"][0].y.label == word
 
 
 @pytest.mark.parametrize("counted", [True, False])
