@@ -132,8 +132,8 @@ def test_trials_never_see_the_test_split(search):
 @pytest.mark.parametrize(
     ("ranges", "rates", "said"),
     [
-        ("x0.5,x1,x2", [0.0707, 0.1414, 0.2828], "without a search it is"),
-        (".1,.2", [0.1414, 0.1, 0.2], "without a search it is"),
+        ("x0.5,x1,x2", [0.01414, 0.02828, 0.05656], "without a search it is"),
+        (".1,.2", [0.02828, 0.1, 0.2], "without a search it is"),
     ],
 )
 def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search):
