@@ -19,8 +19,14 @@ from rich.console import Console
 
 from fedlsg.owner_only import make_parents
 from fedlsg.privacy import verify_extends
-from fedlsg.simulations.compare.results.collect import read_runs
-from fedlsg.simulations.compare.results.lines import NO_LABELS, Labels, check_labels, lines
+from fedlsg.simulations.compare.results.collect import kept_labels, read_runs
+from fedlsg.simulations.compare.results.lines import (
+    NO_LABELS,
+    Labels,
+    added_labels,
+    check_labels,
+    lines,
+)
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
@@ -219,8 +225,9 @@ def charts_of(path: Path, console: Console, labels: Labels = NO_LABELS) -> dict[
         (run,) = results
         found = {"": course(run)} if run.rows else {}
     else:
-        plain, table = lines(results), lines(results, labels)
+        plain = lines(results)
         check_labels(labels, (*plain.label, *plain.name))
+        table = lines(results, added_labels(kept_labels([path]), labels))
         found = {name: made for name, made in figures(table).items() if isinstance(made, tuple)}
     named: dict[str, Chart] = {}
     for group, charts in found.items():
@@ -244,7 +251,7 @@ def paper(chart: Chart) -> "Figure":
         1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries
     )
     draw_chart(axes, chart)
-    axes.set_ylabel(wrap(chart.y.label or chart.title))
+    axes.set_ylabel("" if chart.y.ticks else wrap(chart.y.label or chart.title))
     if found := legend_entries([axes]):
         figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
     return figure

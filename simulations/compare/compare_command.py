@@ -37,7 +37,12 @@ from fedlsg.simulations.compare.grid.runner import (
     share_out,
 )
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View
-from fedlsg.simulations.compare.results.collect import cell_result, read_runs
+from fedlsg.simulations.compare.results.collect import (
+    cell_result,
+    kept_choosing,
+    kept_labels,
+    read_runs,
+)
 from fedlsg.simulations.compare.results.comparison_files import (
     Comparison,
     Output,
@@ -45,7 +50,8 @@ from fedlsg.simulations.compare.results.comparison_files import (
     write_tables,
 )
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import check_labels, lines
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels, lines
+from fedlsg.simulations.compare.results.search_paid import search_paid
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against
 from fedlsg.simulations.report.terminals.terminal import (
@@ -171,10 +177,14 @@ def run_grid(
     run, or was run in this folder with other settings.
     """
     path = folder_of(grid.workload, out)
-    check_labels(view.labels, (entry.label for entry in grid.entries))
+    given = {**grid.labels, **view.labels}
+    check_labels(given, (entry.label for entry in grid.entries))
+    grid = replace(grid, labels=added_labels(kept_labels([path]), given))
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
-    view = replace(view, left_out=dropped, notes=grid.notes)
+    view = replace(
+        view, left_out=dropped, notes=grid.notes, labels=grid.labels, choosing=grid.choosing
+    )
     for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
@@ -220,7 +230,9 @@ def _run(
     new_worker: Callable[[], Any],
 ) -> Comparison:
     workload = user_code.shown(str(cells[0].given["workload"]))
-    title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
+    labels = list(dict.fromkeys(view.labels.get(cell.label, cell.label) for cell in cells))
+    what = labels[0] if len(labels) == 1 else f"{len(labels)} methods compared"
+    title = f"{workload}: {what}"
 
     def compared() -> Comparison:
         record = folder.record()
@@ -280,6 +292,11 @@ def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEF
     """The table on the terminal, what is not in it, how to continue (``more``), and the page."""
     results = made.results
     print_parts([*made.methods, *made.bytes], console)
+    for sentence in search_paid(made.table):
+        print_note(sentence, console, style="bold")
+    costs = made.view.choosing is not None and not made.view.choosing.free
+    for sentence in made.view.how_chosen:
+        print_note(sentence, console, style="bold red" if costs else "dim")
     for note in made.view.notes:
         print_note(note, console, style="yellow")
     for name, text in unfinished(results).items():
@@ -317,11 +334,14 @@ def report_command(
                 "other"
             )
         folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
+        plain = lines(results)
+        check_labels(view.labels, (*plain.label, *plain.name))
+        labels = added_labels(kept_labels(map(Path, runs)), view.labels)
+        chosen, notes = kept_choosing(map(Path, runs))
+        view = replace(view, labels=labels, choosing=chosen, notes=notes)
         made = Comparison(
             title=f"{len(results)} runs compared", results=results, command=_command(), view=view
         )
-        plain = lines(results)
-        check_labels(view.labels, (*plain.label, *plain.name))
         with writing_to(folder):
             write_tables(folder, made)
             write_page(folder, made)

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.report.pages.figure import check_drawing, plot, png
 from fedlsg.simulations.report.pages.template import notebook_table
-from fedlsg.simulations.report.terminals.terminal import shown
+from fedlsg.simulations.report.terminals.terminal import print_line, shown
 from fedlsg.simulations.run.simulate import method_name, workload_name
 from fedlsg.simulations.workloads import Workload
 from fedlsg.user_code.failure import without_exit
@@ -69,7 +70,9 @@ class Compared:
 
     @property
     def latex(self) -> str:
-        """The table for a paper, as table.tex has it: mean and standard error, the best in bold."""
+        """The table for a paper, as table.tex has it: mean ± standard deviation over seeds, in bold
+        every mean that may be the best of its epsilon.
+        """
         return self._made.files["table.tex"]
 
     def plot(self, name: str = "") -> "Figure":
@@ -100,20 +103,33 @@ class Compared:
         return notebook_table(said, comparison_table(self._made.table), image)
 
 
-def _refuse_others(folder: Path, objects: Sequence[Any]) -> None:
-    """Raise ValueError for a folder with runs of other objects than these, or of another process's.
+def _folder_of_objects(workload: str, out: str | None, objects: Sequence[Any]) -> Path:
+    """``out``; without it the usual folder, or the first of ...-2, ...-3 that has no runs of other
+    objects, or of another process's.
 
-    A text is equal to itself; an object is the same one.
+    A text is equal to itself; an object is the same one. Raises ValueError where ``out`` has such
+    runs.
     """
-    before = [known() for known in _COMPARED.get(folder, ())]
+    usual = folder_of(workload, out)
     given = [each for each in objects if not isinstance(each, str)]
-    same = len(before) == len(given) and all(map(is_, before, given))
-    if (folder / CELLS).exists() and not same:
-        raise ValueError(
-            f"{folder} has runs of other objects, or of an earlier process, and no file tells "
-            "whether these are the same: give another out=, or name them, as 'mine.py:workload'"
-        )
+    folder, numbers = usual, count(2)
+    while _has_others(folder, given):
+        if out is not None:
+            raise ValueError(
+                f"{folder} has runs of other objects, or of an earlier process, and no file tells "
+                "whether these are the same: give another out=, or leave it out for a numbered "
+                "folder, or name the objects, as 'mine.py:workload'"
+            )
+        folder = usual.with_name(f"{usual.name}-{next(numbers)}")
     _COMPARED[folder] = [weakref.ref(each) for each in given]
+    return folder
+
+
+def _has_others(folder: Path, given: Sequence[Any]) -> bool:
+    """Whether the runs of a folder may be of other objects than the ``given`` ones."""
+    before = [known() for known in _COMPARED.get(folder, ())]
+    same = len(before) == len(given) and all(map(is_, before, given))
+    return (folder / CELLS).exists() and not same
 
 
 @alone()
@@ -151,9 +167,11 @@ def compare(
         {"method": "lsg", "direction": "bottom"}}``. ``"all"``: every recipe.
     seeds: how many from 0, or a list. vary: any other setting and its values.
     labels: what figures and tables call methods, as ``{"lsg": "LSG, rank 4"}``. No run changes.
+        The folder keeps them; later calls add to them.
     jobs: runs at a time. budget_minutes: no run is started later.
     out: a folder, by default runs/compare-WORKLOAD. The same call continues a comparison in it:
-        what is finished is not run again. With objects, the same ones in the same process do.
+        what is finished is not run again. With objects, the same ones in the same process do;
+        others have a folder of their own, runs/compare-WORKLOAD-2, which ``folder`` names.
 
     Guarantee: the runs are those of ``fedlsg compare``: each has ledgers and an epsilon of its own,
     and no epsilon covers choosing the best of them.
@@ -185,13 +203,21 @@ def compare(
     grid = grid_of(base, name, {"methods": "all" if "all" in named else None}, settings)
     if here and (jobs or 1) > 1:
         raise ValueError("objects of this process run one at a time: leave jobs out, or name them")
+    place, console = None if out is None else str(out), Console(quiet=quiet)
     if here:
-        _refuse_others(folder_of(name, None if out is None else str(out)), objects)
+        free = _folder_of_objects(name, place, objects)
+        if free != (usual := folder_of(name, place)):
+            print_line(
+                f"{usual.name} has runs of other objects, or of an earlier process: these are in "
+                f"{free}",
+                console,
+            )
+        place = str(free)
     folder, made = run_grid(
         grid,
-        None if out is None else str(out),
+        place,
         Limits(jobs=jobs, budget_minutes=budget_minutes, yes=True),
-        Console(quiet=quiet),
+        console,
         View(labels=dict(labels or {})),
         new_worker=Here if here else Worker,
     )

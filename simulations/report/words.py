@@ -89,6 +89,11 @@ def tested(summary: Summary) -> dict[str, str]:
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 method", "2 methods"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def printable(text: object) -> str:
     """Text of somebody else's for a terminal: control characters, and those that turn text round,
     as their codes.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fedlsg import strategies
 from fedlsg.config.mechanisms import KINDS, is_silent
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.settings.settings import declarations
 
 NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
@@ -147,6 +148,10 @@ class Grid:
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Sentences that its tables and pages show, such as what choosing these settings cost."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its tables and figures call methods. No run depends on it."""
+    choosing: Choosing | None = None
+    """The search that chose its settings."""
 
     def __post_init__(self) -> None:
         if not self.entries:

@@ -9,6 +9,9 @@ The file:
     ranks = [4, 8]              # methods that have a rank and fix none
     sparsities = []
     notes = []                  # sentences for its tables and pages
+    [labels]                    # what tables and figures call methods
+    lsg = "LSG, rank 4"
+    [choosing]                  # what a search wrote: the cost of choosing these settings
     [vary]                      # any other setting: every combination is run
     clip_norm = [0.1, 1, 10]
     [settings]                  # of every method
@@ -28,6 +31,7 @@ from typing import Any
 from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
+from fedlsg.simulations.compare.grid import choosing
 from fedlsg.simulations.compare.grid.cells import AXES, Cell, Entry, Grid, grouped, is_number
 from fedlsg.simulations.planning.base.prepare import data_key, prepare
 from fedlsg.simulations.planning.base.run_base import Base
@@ -48,6 +52,8 @@ from fedlsg.user_code.failure import without_exit
 
 KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": float}
 """The axes of numbers."""
+TABLES = ("labels", "choosing", "vary", "settings", "methods")
+"""The keys of a grid file that are tables."""
 
 
 def read_toml(path: str, what: str, more: str = "") -> dict[str, Any]:
@@ -91,6 +97,8 @@ def as_toml(grid: Grid) -> dict[str, Any]:
             else {}
         ),
         **({"notes": list(grid.notes)} if grid.notes else {}),
+        **({"labels": dict(grid.labels)} if grid.labels else {}),
+        **({"choosing": choosing.as_table(grid.choosing)} if grid.choosing else {}),
         "settings": dict(grid.settings),
         "methods": {
             entry.label: ({"method": entry.method} if entry.method != entry.label else {})
@@ -105,7 +113,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = ("workload", "seeds", *KINDS, "notes", "vary", "settings", "methods")
+    known = ("workload", "seeds", *KINDS, "notes", *TABLES)
     for key in table:
         _check_key(key, known)
     return Grid(
@@ -116,7 +124,19 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         settings=parse(table.get("settings", {})),
         vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
+        labels=parse_labels(table.get("labels", {})),
+        choosing=choosing.from_table(table["choosing"]) if "choosing" in table else None,
     )
+
+
+def parse_labels(table: object) -> dict[str, str]:
+    """Names of methods from the table ``labels``. Raises ValueError for anything else."""
+    named = isinstance(table, Mapping) and all(
+        isinstance(name, str) and name.strip() for name in table.values()
+    )
+    if not isinstance(table, Mapping) or not named:
+        raise ValueError(f'expected [labels] of a grid file as texts, lsg = "LSG", got {table!r}')
+    return {str(key): name for key, name in table.items()}
 
 
 def _check_key(key: str, known: Sequence[str]) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedlsg.config.choices import choose
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.lines import (
     SAME,
     Labels,
     Line,
     marked,
-    measured,
+    mean_of,
     score_words,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
@@ -35,7 +36,8 @@ class View:
     ``bytes`` adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer
     on it.
     ``left_out``: lines about methods and settings that are left out.
-    ``notes``: how the settings were chosen.
+    ``notes``: sentences of the grid.
+    ``choosing``: the search that chose settings.
     ``labels``: what it calls methods, by their own labels.
     """
 
@@ -44,6 +46,12 @@ class View:
     labels: Labels = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    choosing: Choosing | None = None
+
+    @property
+    def how_chosen(self) -> list[str]:
+        """What choosing the settings cost, in sentences."""
+        return self.choosing.words if self.choosing else []
 
 
 PLAIN = View()
@@ -137,7 +145,7 @@ def panel_table(panel: Panel) -> Table:
     ratio = "{:.1f}x".format
     columns = [
         Column("method", marked),
-        Column(measured(panel.lines).replace("test accuracy", "accuracy"), score_words),
+        Column(mean_of(panel.lines), score_words),
         Column("n", "n"),
         Column("uplink", "uplink_bytes_total", human_bytes),
         Column("saved", "saved_ratio", ratio, optional=2),

@@ -9,8 +9,12 @@ from typing import Any
 from warnings import warn
 
 from fedlsg import bounded
+from fedlsg.simulations.compare.grid import choosing
 from fedlsg.simulations.compare.grid.cells import Cell, word
+from fedlsg.simulations.compare.grid.choosing import Choosing
+from fedlsg.simulations.compare.grid.grid_file import parse_labels
 from fedlsg.simulations.compare.grid.runner import CELLS, Ended, Folder
+from fedlsg.simulations.compare.results.lines import Labels
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
@@ -72,6 +76,32 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
     return _labelled(list(runs.values()))
 
 
+def kept_labels(paths: Iterable[Path]) -> Labels:
+    """What the comparisons of these folders, and of these cells of some, call their methods.
+
+    A name that two folders give to different methods, or a method with two names, has none.
+    """
+    folders = dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths)
+    tables = (parse_labels(_tables_of(one).get("labels", {})) for one in folders)
+    pairs = {pair for table in tables for pair in table.items()}
+    keys, names = ([pair[at] for pair in pairs] for at in (0, 1))
+    return {key: name for key, name in pairs if keys.count(key) == names.count(name) == 1}
+
+
+def kept_choosing(paths: Iterable[Path]) -> tuple[Choosing | None, tuple[str, ...]]:
+    """The search that chose the settings of these runs, and the notes of their comparisons.
+
+    Of several comparisons, what choosing cost is among the notes: it belongs to some lines alone.
+    """
+    folders = list(dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths))
+    files = list(map(_read_grid, folders))
+    found = [choosing.from_table(one["choosing"]) for one in files if "choosing" in one]
+    said = [str(note) for one in files for note in one.get("notes", ())]
+    if len(folders) == len(found) == 1:
+        return found[0], tuple(said)
+    return None, (*said, *(words for one in found for words in one.words))
+
+
 def _labelled(runs: list[Result]) -> list[Result]:
     """The runs with labels that distinguish them."""
     facts = [(run.settings.get("workload"), run.method, run.label, run.group) for run in runs]
@@ -112,18 +142,30 @@ def _varied(cell: Path, result: Result, names: Iterable[str]) -> tuple[tuple[str
     return tuple(one for one in values if f"-{word(*one)}-" in f"{cell.name}-")
 
 
+def _comparison_of(path: Path) -> Path:
+    """The folder of the comparison that a cell is of; any other folder is its own."""
+    return path.parent.parent if path.parent.name == CELLS else path
+
+
 def _grid_of(cell: Path) -> dict[str, Any]:
-    """The tables of grid.toml of a cell's comparison; empty where it cannot be read.
+    """The tables of grid.toml of a cell's comparison; empty for other run directories."""
+    return _tables_of(cell.parent.parent) if cell.parent.name == CELLS else {}
+
+
+def _tables_of(folder: Path) -> dict[str, Any]:
+    """The tables of grid.toml in a folder."""
+    return {key: value for key, value in _read_grid(folder).items() if isinstance(value, dict)}
+
+
+def _read_grid(folder: Path) -> dict[str, Any]:
+    """The keys of grid.toml in a folder; none where it cannot be read.
 
     No method that it names is loaded.
     """
-    if cell.parent.name != CELLS:
-        return {}
     try:
-        table = bounded.read_toml(cell.parent.parent / "grid.toml")
+        return bounded.read_toml(folder / "grid.toml")
     except (OSError, ValueError):
         return {}
-    return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
 def _group(run: Result) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from fedlsg.simulations.compare.results.latex_table import latex_table
 from fedlsg.simulations.compare.results.lines import PROBE, Line, lines
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import Charts, figures
+from fedlsg.simulations.compare.results.search_paid import search_paid
 from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.pages.figure import interactive, picture, png
 from fedlsg.simulations.report.pages.page import (
@@ -45,7 +46,7 @@ from fedlsg.simulations.report.pages.page import (
     sections,
 )
 from fedlsg.simulations.report.pages.template import render
-from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.report.words import NOT_PRIVATE, counted
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, results_csv
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 SHARE = 0.05
 """Share of the time that drawing may take while results come in."""
 
-BARS = "A mark is the mean over seeds; bars show one standard deviation."
+BARS = "A mark is the mean over seeds; bars show one standard deviation (s.d.), as ± does."
 CAPTIONS = {
     "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more "
     f"accurate; a smaller epsilon is more private. {BARS} The dotted line, if "
@@ -72,9 +73,8 @@ CAPTIONS = {
     "epsilon. Further up is more accurate, further left is cheaper. One "
     "panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
-    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over "
-    "seeds; bars show one standard deviation. Dashed horizontal lines, if there "
-    "are any, are methods without the setting.",
+    "accuracy-varied": "How the accuracy depends on the varied setting. "
+    f"{BARS} Dashed horizontal lines, if there are any, are methods without the setting.",
     "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one "
     "standard deviation. All panels have the same colours; lighter is better. A "
     "frame marks the best pair of a panel. Methods that lack one of the settings "
@@ -102,7 +102,7 @@ class Comparison:
     @cached_property  # its results never change
     def table(self) -> pd.DataFrame:
         """Its runs as lines."""
-        return lines(self.results, self.view.labels)
+        return lines(self.results, self.view.labels, self.view.choosing)
 
     @property
     def methods(self) -> list[Part]:
@@ -120,13 +120,14 @@ class Comparison:
     @cached_property
     def files(self) -> dict[str, str]:
         """The texts of its tables by the names of their files."""
-        more = (Text(words=note) for note in self.view.notes)
+        said = (*search_paid(self.table), *self.view.how_chosen, *self.view.notes)
+        more = (Text(words=words) for words in said)
         left = facts_if_any(unfinished(self.results))
         texts = {
             "results.csv": results_csv(self.results),
             "table.csv": table_csv(self.table),
             "table.md": markdown([*self.methods, *more, *left]),
-            "table.tex": latex_table(self.table),
+            "table.tex": latex_table(self.table, self.view.how_chosen),
         }
         return texts | ({"bytes.md": markdown(self.bytes)} if self.bytes else {})
 
@@ -179,6 +180,9 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     """The page of a comparison, with its figures."""
     results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
+    paid = [Text(words=words) for words in search_paid(table)]
+    free = view.choosing is None or view.choosing.free
+    notes = (*(view.how_chosen if free else ()), *view.notes)
     more = [Text(words=words) for words in others]
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
     rows = {
@@ -192,9 +196,10 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
             title=made.title,
             lead=lead(results, table),
             headline=first,
-            warnings=tuple(warnings(table)),
-            advice=(*advice(table), *view.notes, *dropped),
+            warnings=(*(() if free else view.how_chosen), *warnings(table)),
+            advice=(*advice(table), *notes, *dropped),
             sections=sections(
+                ("Did the search pay?", paid),
                 ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
                 ("Accuracy against bytes", made.bytes),
@@ -232,7 +237,11 @@ def lead(results: Sequence[Result], table: pd.DataFrame) -> str:
     done = sum(run.done for run in results)
     seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
     words = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 12 else ", ".join(map(str, seeds))
-    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {words or '--'}."
+    settings = counted(len(table), "setting")
+    return (
+        f"{done} of {counted(len(results), 'run')} finished, {settings}, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {words or '--'}."
+    )
 
 
 def warnings(table: pd.DataFrame) -> list[str]:

@@ -9,21 +9,41 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Literal
 
 from fedlsg.config.units import EXAMPLE, unit_named
-from fedlsg.simulations.compare.results.lines import PROBE, Line, score_words, value_words
+from fedlsg.simulations.compare.results.lines import (
+    PROBE,
+    RIVALS,
+    Line,
+    mean_of,
+    number_of,
+    paired,
+    score_words,
+    value_words,
+)
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.drawing.colours import looks
 from fedlsg.simulations.report.pages.facts import trust_words
 from fedlsg.simulations.report.pages.page import RowKind, Table
 from fedlsg.simulations.report.pages.table import Column, make_table
-from fedlsg.simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
+from fedlsg.simulations.report.words import (
+    NOT_PRIVATE,
+    counted,
+    epsilon_words,
+    fewer_bytes,
+    human_bytes,
+)
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
+TIE_MARK = "≈"
+TIE_NOTE = (
+    "Behind: how far a mean is behind the best one of its epsilon, paired by seed, and in brackets "
+    f"the standard error (s.e.) of this difference; {TIE_MARK} it may be chance (Student's t at "
+    "95 %, each line by itself). Pages mark every mean that may be the best."
+)
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
 SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
 """Settings that have a column in every table.csv."""
@@ -33,12 +53,18 @@ FILED = [
     *("beats_chance", "over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio"),
     *("uplink_bytes_total", "downlink_bytes_total", "transfer_seconds", "wall_seconds"),
     "training_seconds",
+    *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
+    *("epsilon_with_choosing", "delta_with_choosing"),
 ]
 """The last columns of every table.csv."""
 OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
 """Settings that have a column in every comparison."""
 DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
-    ("rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds"), "--"
+    (
+        *("rank", "sparsity", "rho", "behind", "over_linear_probe", "transfer_seconds"),
+        "epsilon_with_choosing",
+    ),
+    "--",
 )
 """A page leaves out a column that says this of every line, by its name in table.csv."""
 CROWDED = 2
@@ -72,20 +98,19 @@ def _filed(table: pd.DataFrame) -> pd.DataFrame:
 
 def columns_of(table: pd.DataFrame) -> list[Column]:
     """What tables say of a line; their values are columns of the table."""
-    score = "test loss" if table.by_loss.any() else "accuracy, %"
-    best: Literal["most", "least"] = "most" if table.more_is_better.all() else "least"
     return [
         Column("method", "label"),
         Column("rank", "rank", lambda rank: f"{rank or '--'}"),
         Column("sparsity", "sparsity", "g", optional=6),
         *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
         Column("epsilon", "epsilon_max", words=_epsilon),
+        Column("with choosing", "epsilon_with_choosing", epsilon_words),
         Column("outside", "epsilon_outside", words=_outside),
         Column("unit", "unit"),
         Column("trust", "trust"),
-        Column("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=4),
-        Column(score, "mean", words=_score, best=best),
-        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=2),
+        Column("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=2),
+        Column(mean_of(table.itertuples()), "mean", words=_score, best=attrgetter("may_be_best")),
+        Column("behind (s.e.)", "behind", words=_behind),
         Column("n", "n", words=_seeds),
         Column("over probe", "over_linear_probe", lambda share: f"{100 * share:+.1f}", optional=7),
         Column("uplink", "uplink_bytes_per_client_round", human_bytes, optional=5, best="least"),
@@ -138,6 +163,17 @@ def _score(line: Line) -> str:
     return score_words(line) + (f" {CHANCE_MARK}" if line.beats_chance is False else "")
 
 
+def _behind(line: Line) -> str:
+    """How far it is behind the best, with the standard error of that."""
+    if line.behind is None:
+        return "--"
+    if not line.behind and not line.behind_standard_error:
+        return "best"
+    error = number_of(line, line.behind_standard_error)
+    mark = f" {TIE_MARK}" if line.may_be_best else ""
+    return number_of(line, line.behind) + (f" ({error})" if error else "") + mark
+
+
 def _seeds(line: Line) -> str:
     return "/".join(dict.fromkeys((str(line.n), str(line.planned))))
 
@@ -166,9 +202,14 @@ def notes(table: pd.DataFrame) -> list[str]:
     moved = dict.fromkeys(run.link for run in runs if run.link and run.transfer)
     guesses = sorted(set(table.chance.dropna()))
     said = {
-        f"{'Loss' if table.by_loss.any() else 'Accuracy'}: mean ± standard deviation over n seeds "
-        f"on {rows}; s.e.: its standard error in points, from the spread over seeds and the size "
-        "of the test split.": True,
+        f"{'Loss' if table.by_loss.any() else 'Accuracy'}: mean ± standard deviation (s.d.) over n "
+        f"seeds on {rows}.": True,
+        "With choosing: the epsilons of choosing the settings of a line and of all its runs, added "
+        f"up; also delta, to {_largest(table.delta_with_choosing):g} (basic composition).": any(
+            table.epsilon_with_choosing.notna()
+        ),
+        TIE_NOTE: any(table.behind.notna()),
+        **_of_one_seed(table),
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
         "dense update.": True,
         **{unit.meaning: bool(unit.level) for unit in map(unit_named, table.unit.unique())},
@@ -192,6 +233,20 @@ def notes(table: pd.DataFrame) -> list[str]:
         ),
     }
     return [words for words, true in said.items() if true]
+
+
+def _largest(numbers: pd.Series) -> float:
+    return float(max(numbers.dropna(), default=0.0))
+
+
+def _of_one_seed(table: pd.DataFrame) -> dict[str, bool]:
+    """How far chance reaches where a line has one seed, in a sentence."""
+    errors = table.standard_error[table.n == 1].dropna()
+    words = (
+        "One seed shows no spread. The size of the test split alone gives an accuracy a standard "
+        f"error of up to {100 * errors.max():.1f} points."
+    )
+    return {words: True} if len(errors) else {}
 
 
 def runs_of(table: pd.DataFrame) -> list[Result]:
@@ -224,8 +279,6 @@ OF = {
     "secure": ", for secure sums, against their clients and the server",
     "aggregate": ", for sums that are assumed to be secure, against one of their clients",
 }
-RIVALS = ["task", "epsilon_target", "unit", "trust", "delta"]
-"""What lines have in common that a sentence compares."""
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -273,15 +326,17 @@ def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
     """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
     best, target = own[0], own[0].epsilon_target
     spent = epsilon_words(max(line.epsilon_max for line in own))
-    at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}"
+    at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}{_chosen(best)}"
     at += f" and delta {best.delta:g}" if deltas else ""
     at += f", at {best.level}" if best.level else ""
     at += OF.get(best.trust, "") + (f" on {best.task[0]}" if tasks else "")
     if all(line.beats_chance is False for line in own):
         return [f"{at} no method is better than guessing."]
     end = "highest" if best.more_is_better else "lowest"
-    what = f"{end} mean {'loss' if best.by_loss else 'accuracy'}"
-    text = [f"{at}, {best.name} has the {what}, {_result(best, _lead(*own[:2]))}."]
+    what = f"mean {'loss' if best.by_loss else 'accuracy'}"
+    if len(own) == 1:
+        return [f"{at}, {best.name} has a {what} of {_result(best, _over(best))}."]
+    text = [f"{at}, {best.name} has the {end} {what}, {_result(best, _lead(*own[:2]))}."]
     sent = [line for line in own if line.saved_ratio and line.method != PROBE]
     fewest = max(sent, key=attrgetter("saved_ratio"), default=best)
     if fewest.method != best.method:
@@ -300,34 +355,34 @@ def _result(line: Line, lead: str = "") -> str:
     return ", ".join(filter(None, words))
 
 
-def _lead(best: Line, second: Line = None) -> str:
-    """The lead over the next line, with its standard error, paired by seed, and whether it may be
-    chance; empty if nothing is next.
-    """
-    if second is None:
+def _chosen(line: Line) -> str:
+    """What the line costs with the choice of its settings, in brackets; empty without a choice."""
+    if line.choosing_epsilon is None:
         return ""
-    leads = (pd.Series(dict(best.scores)) - pd.Series(dict(second.scores))).dropna()
-    if leads.empty:
-        return f" (no seed in common with {second.name}, so the lead may be chance)"
-    scale, unit = (1, "") if best.by_loss else (100, " points")
-    lead, error = scale * abs(float(leads.mean())), scale * float(leads.sem())
-    beyond = f"{_number(lead)}{unit} {'above' if best.more_is_better else 'below'} {second.name}"
-    if len(leads) < 2:
-        return f", {beyond} (one seed, so the lead may be chance)"
-    unsure = "" if lead >= quantile(len(leads)) * error else "; the lead may be chance"
-    paired = f"paired over {len(leads)} seeds{unsure}"
-    return f", {beyond} with a standard error of {_number(error)} ({paired})"
+    if line.choosing_epsilon == 0:
+        return " (choosing its settings cost no privacy)"
+    if line.epsilon_with_choosing is None:
+        return f" (and {epsilon_words(line.choosing_epsilon)} for choosing its settings)"
+    whole, runs = epsilon_words(line.epsilon_with_choosing), counted(len(line.runs), "run")
+    return f" ({whole} with choosing its settings, over {runs})"
 
 
-def quantile(seeds: int) -> float:
-    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
-    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+def _over(line: Line) -> str:
+    """Over how many seeds its mean is, in brackets."""
+    return f" (± s.d. over {line.n} seeds)" if line.n > 1 else " (one seed)"
+
+
+def _lead(best: Line, second: Line) -> str:
+    """The lead over the next line, with its standard error, paired by seed, and whether it may be
+    chance.
     """
-    from scipy.stats import t  # half a second that a start need not wait for
-
-    return float(t.ppf(0.975, seeds - 1))
-
-
-def _number(value: float) -> str:
-    """A difference: points with one decimal, small losses with three digits."""
-    return f"{value:.1f}" if value >= 0.095 else f"{value:.2g}"
+    lead, words = paired(second, best), "the lead may be chance"
+    if not lead.seeds:
+        return f" (no seed in common with {second.name}, so {words})"
+    unit = "" if best.by_loss else " points"
+    beyond = f"{number_of(best, abs(lead.behind))}{unit} "
+    beyond += f"{'above' if best.more_is_better else 'below'} {second.name}"
+    if lead.error is None:
+        return f", {beyond} (one seed, so {words})"
+    paired_over = f"paired over {lead.seeds} seeds{f'; {words}' if lead.may_be_chance else ''}"
+    return f", {beyond} with a standard error of {number_of(best, lead.error)} ({paired_over})"

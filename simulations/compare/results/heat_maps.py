@@ -14,6 +14,7 @@ from fedlsg.simulations.compare.results.lines import (
     marked,
     measured,
     score_words,
+    seeds_of,
     value_words,
 )
 from fedlsg.simulations.report.drawing.colours import RED, contrast
@@ -86,7 +87,8 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
         axes.set_yticks(range(len(up)), value_words_of(own, names[1], up))
         axes.tick_params(length=0)
         axes.grid(False)
-        title = f"{marked(own[0], family(own[0], names))}: {measured(own)}"
+        deviation = " ± s.d." if seeds_of(own) else ""
+        title = f"{marked(own[0], family(own[0], names))}: {measured(own)}{deviation}"
         axes.set_title(title, fontsize=9, loc="left")
         lines = {tuple(line.varied[name] for name in names): line for line in own}
         cells = [[lines.get((x, y)) for x in across] for y in up]

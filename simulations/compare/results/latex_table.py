@@ -1,4 +1,5 @@
-"""The table of a comparison for a paper: LaTeX with booktabs, the best mean of an epsilon in bold.
+"""The table of a comparison for a paper: LaTeX with booktabs, in bold each mean that may be the
+best of its epsilon.
 
 A paper needs the package booktabs, and reads the file with its command input.
 """
@@ -11,7 +12,6 @@ from fedlsg.simulations.compare.results.comparison_table import (
     epsilon_group,
     informative,
 )
-from fedlsg.simulations.compare.results.lines import Line, shown
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.pages.page import Row
 from fedlsg.simulations.report.pages.table import Column, make_table
@@ -23,9 +23,11 @@ PRINTED = frozenset(
         "sparsity",
         "epsilon_max",
         "epsilon_outside",
+        "epsilon_with_choosing",
         "unit",
         "trust",
         "mean",
+        "behind",
         "n",
         "uplink_bytes_per_client_round",
         "saved_ratio",
@@ -33,36 +35,41 @@ PRINTED = frozenset(
 )
 """Columns of a comparison that a paper's table has as well, and those of varied settings."""
 HEADINGS = {"epsilon": "$\\varepsilon$", "n": "$n$"}
+END = "\\end{tabular}"
+NOTE = "\\multicolumn{{{}}}{{p{{\\linewidth}}}}{{\\footnotesize {}}} \\\\\n"
+SYMBOLS = {"±": "$\\pm$", "≈": "$\\approx$"}
 ABOUT = (
-    "% Mean \\pm standard error over n seeds{}; the best mean of each epsilon is bold.\n"
-    "% Needs \\usepackage{{booktabs}}.\n"
+    "% Mean \\pm standard deviation (s.d.) over n seeds. Behind: the best mean of the same epsilon "
+    "minus this one,\n% paired by seed, with the standard error (s.e.) of this difference. "
+    "\\approx: it may be chance\n% (Student's t at 95 %, each line by itself). Bold: every mean "
+    "that may be the best.\n"
+    "% Needs \\usepackage{booktabs}.\n"
 )
 
 
-def latex_table(table: pd.DataFrame) -> str:
-    """One ``tabular`` with a rule between the epsilons.
+def latex_table(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+    """One ``tabular`` with a rule between the epsilons, and ``notes`` below the last one.
 
     Guarantee: text stays text, whatever a name holds: pandas escapes each cell.
     """
     lines = list(table.itertuples())
     varied = {name for line in lines for name in line.varied}
     columns = [
-        replace(one, words=_mean) if one.value == "mean" else replace(one, best="")
+        one if one.value == "mean" else replace(one, best="")
         for one in informative(columns_of(table), lines)
         if one.value in PRINTED | varied
     ]
     rows = make_table(columns, lines, group=epsilon_group).rows
-    sd_alone = any(line.mean is not None and line.standard_error is None for line in lines)
-    about = ABOUT.format(", or \\pm standard deviation without a known test split" * sd_alone)
-    return about + _tabular(columns, rows)
+    text = ABOUT + _tabular(columns, rows)
+    below = "".join(NOTE.format(len(columns), _escaped(note)) for note in notes)
+    return text.replace(END, below + END)
 
 
-def _mean(line: Line) -> str:
-    """The mean with its standard error; where that is not known, with the deviation over seeds."""
-    if line.mean is None:
-        return "--"
-    error = line.sd if line.standard_error is None else line.standard_error
-    return shown(line, line.mean) + ("" if error is None else f" ± {shown(line, error)}")
+def _escaped(words: str) -> str:
+    """Text for LaTeX, as pandas escapes a cell."""
+    style = pd.DataFrame([[words]]).style.hide(axis="index").hide(axis="columns")
+    text = style.format(escape="latex").to_latex()
+    return str(text).partition("\n")[2].partition(" \\\\\n")[0]
 
 
 def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
@@ -75,7 +82,9 @@ def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     style = cells.style.hide(axis="index").apply(lambda _: bold, axis=None).format(escape="latex")
     style = style.format_index(lambda name: HEADINGS.get(name, name), escape="latex", axis=1)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (len(names) - 1))
-    head, _, body = text.replace("±", "$\\pm$").partition("\\midrule\n")
+    for symbol, command in SYMBOLS.items():
+        text = text.replace(symbol, command)
+    head, _, body = text.partition("\\midrule\n")
     found = body.splitlines(keepends=True)
     for at in reversed(range(1, len(rows))):
         if rows[at].group != rows[at - 1].group:

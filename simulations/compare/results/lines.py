@@ -1,17 +1,22 @@
 """The table of a comparison, with pandas: runs that differ in their seed only are one line.
 
-An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard
-error, and whether it is better than guessing, are those of ``workloads.chance``. The numbers of a
-line are of its finished runs. A number that one of these runs lacks is None.
+An accuracy is mean ± sample standard deviation over seeds, on the public test split: everywhere, in
+tables, figures and files. How far a line is behind the best one of its epsilon is the mean
+difference, paired by seed, with its own standard error. The standard error of a mean, and whether
+it is better than guessing, are those of ``workloads.chance``. The numbers of a line are of its
+finished runs. A number that one of these runs lacks is None.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
+from fedlsg.simulations.compare.grid.cells import grouped
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
@@ -35,6 +40,8 @@ MEANS = {
     **{name: name for name in ("rho", "wall_seconds", "training_seconds", "transfer_seconds")},
 }
 """Numbers of runs, and the column of their mean."""
+RIVALS = ["task", "epsilon_target", "unit", "trust", "delta", "private"]
+"""What lines have in common that are compared with each other."""
 NUMBERS = [
     *MEANS,
     *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense", "messages"),
@@ -46,10 +53,13 @@ Labels = Mapping[str, str]
 NO_LABELS: Labels = MappingProxyType({})
 
 
-def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame:
+def lines(
+    results: Iterable[Result], labels: Labels = NO_LABELS, choosing: Choosing | None = None
+) -> pd.DataFrame:
     """A row for each line: epsilon targets ascending, no target last, then the best mean first.
 
-    labels: see ``relabelled``. A row has the columns of table.csv, shares in 0..1, and:
+    labels: see ``relabelled``. choosing: the search that chose settings, where one did.
+    A row has the columns of table.csv, shares in 0..1, and:
         runs: all its runs
         run: one of them, a finished one if there is one
         varied: the settings that its comparison varies
@@ -61,6 +71,11 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
         mean, sd: of the scores
         height, spread: mean and sd as they are shown
         deficit: the best line has the lowest
+        behind: how far it is behind the best of its rivals; None without a rival
+        may_be_best: it is the best of its rivals, or behind it by what may be chance
+        given_label: its label before ``labels``
+        untouched: of chosen settings, that of the line without a search
+        choosing_epsilon: what choosing its settings cost
     """
     runs = pd.DataFrame(map(_row, results), dtype=object)
     runs[NUMBERS] = runs[NUMBERS].astype(float)
@@ -102,7 +117,93 @@ def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame
     table["over_linear_probe"] = _over_probe(table)
     table = table.sort_values(["epsilon_target", "deficit", "name"])
     table = table.astype(object).where(table.notna(), None)
-    return relabelled(table.assign(**_guesses(table)), labels)
+    table = table.assign(**_guesses(table), **_behind(table), **_in_all(table, choosing))
+    return relabelled(table, labels)
+
+
+class Paired(NamedTuple):
+    """How far a line is behind another one: the mean difference over the seeds of both.
+
+    behind: below 0 where it is ahead. error: its standard error over ``seeds``; None of less than
+    two. Without a seed in common it is the difference of the means.
+    """
+
+    behind: float
+    error: float | None
+    seeds: int
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the difference is none at 95 %, by Student's t; always where no error is
+        known.
+        """
+        return self.error is None or abs(self.behind) <= quantile(self.seeds) * self.error
+
+
+@cache
+def quantile(seeds: int) -> float:
+    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
+    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+    """
+    from scipy.stats import t  # half a second that a start need not wait for
+
+    return float(t.ppf(0.975, seeds - 1))
+
+
+def paired(line: Line, best: Line) -> Paired:
+    """How far a finished line is behind ``best``, paired by seed."""
+    lags = (pd.Series(dict(best.scores)) - pd.Series(dict(line.scores))).dropna()
+    sign = 1 if best.more_is_better else -1
+    behind = lags.mean() if len(lags) else best.mean - line.mean
+    error = float(lags.sem()) if len(lags) > 1 else None
+    return Paired(sign * float(behind), error, len(lags))
+
+
+def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Series]:
+    """What choosing the settings of a line and all its runs cost together (basic composition): sums
+    of epsilons and of deltas. None without a search, and for a line that claims no epsilon.
+    """
+    untouched = choosing.untouched if choosing else {}
+    labels = list(table.label)
+    epsilons, deltas, chosen = list[Any](), list[Any](), list[Any]()
+    for line in table.itertuples():
+        own = choosing if choosing and line.label in untouched else None
+        spent = [each for run in line.runs if (each := _spent(run)) is not None]
+        known = choosing and line.private is not False and len(spent) == len(line.runs)
+        chosen.append(own and own.epsilon)
+        epsilons.append(math.fsum([own.epsilon if own else 0.0, *spent]) if known else None)
+        total = len(spent) * (line.delta or 0.0) + (own.delta if own else 0.0)
+        deltas.append(total if known else None)
+    columns = {
+        "given_label": labels,
+        "untouched": list(map(untouched.get, labels)),
+        "choosing_epsilon": chosen,
+        "epsilon_with_choosing": epsilons,
+        "delta_with_choosing": deltas,
+    }
+    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
+
+
+def _spent(run: Result) -> float | None:
+    """The epsilon of a run: what it spent, or what it will have spent where it is not finished."""
+    known = [each for each in (run.epsilon_max, run.epsilon_target) if each is not None]
+    return run.epsilon_max if run.done else max(known, default=None)
+
+
+def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """The lag of each finished line, and whether it may be the best; None without a rival."""
+    done = [line for line in table.itertuples() if line.n]
+    lags: dict[str, Paired] = {}
+    for own in grouped(done, lambda line: tuple(getattr(line, name) for name in RIVALS)).values():
+        lags |= {line.Index: paired(line, own[0]) for line in own if len(own) > 1}
+    found = [lags.get(at) for at in table.index]
+    columns = {
+        "behind": [lag and lag.behind for lag in found],
+        "behind_standard_error": [lag and lag.error for lag in found],
+        "paired_seeds": [lag and lag.seeds for lag in found],
+        "may_be_best": [lag and lag.may_be_chance for lag in found],
+    }
+    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
 
 
 def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
@@ -124,6 +225,17 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
         names.append(labels.get(line.name, usual))
         short.append(labels.get(line.name, line.label if given is None else given))
     return table.assign(name=names, label=short) if labels else table
+
+
+def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
+    """The names that a folder has, and those that are given now, which replace them.
+
+    Raises ValueError for a given name that another method of the folder has.
+    """
+    for key, name in given.items():
+        if other := [one for one, taken in kept.items() if taken == name and one not in given]:
+            raise ValueError(f"--label {key}={name}: {other[0]} is called that in this folder")
+    return {**kept, **given}
 
 
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
@@ -230,8 +342,34 @@ def score_words(line: Line) -> str:
 
 
 def measured(table: Iterable[Line]) -> str:
-    """What the scores of these lines are, for axes and columns."""
-    return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"
+    """What the scores of these lines are, for axes."""
+    table = list(table)
+    rows = "held-out" if any(line.run.held_out for line in table) else "test"
+    return f"{rows} loss" if any(line.by_loss for line in table) else f"{rows} accuracy, %"
+
+
+def mean_of(table: Iterable[Line]) -> str:
+    """What the scores of these lines are, for columns: each is mean ± standard deviation."""
+    loss = any(line.by_loss for line in table)
+    return "test loss ± s.d." if loss else "accuracy ± s.d., %"
+
+
+def seeds_of(table: Iterable[Line]) -> str:
+    """Over how many seeds the means of these lines are; empty if each is of one."""
+    counts = sorted({line.n for line in table if line.n})
+    if counts[-1:] in ([], [1]):
+        return ""
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
+
+
+def number_of(line: Line, value: float | None) -> str:
+    """A difference of scores: points with one decimal, small losses with three digits; empty for
+    None.
+    """
+    if value is None:
+        return ""
+    number = value if line.by_loss else 100 * value
+    return f"{number:.1f}" if number >= 0.095 else f"{number:.2g}"
 
 
 def value_words(value: Any) -> str:

@@ -17,7 +17,15 @@ from fedlsg.simulations.compare.grid.cells import grouped, is_number
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View, both_ways, panels
 from fedlsg.simulations.compare.results.comparison_table import varied_names
 from fedlsg.simulations.compare.results.heat_maps import heat_maps, value_words_of, values_of
-from fedlsg.simulations.compare.results.lines import Line, family, in_legend_order, marked, measured
+from fedlsg.simulations.compare.results.lines import (
+    SAME,
+    Line,
+    family,
+    in_legend_order,
+    marked,
+    measured,
+    seeds_of,
+)
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, level, spaced
 from fedlsg.simulations.report.drawing.colours import GREY, looks
@@ -34,6 +42,10 @@ LOG_SCALE_RATIO = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DASHES = ("-", "--", ":", "-.")
 FRONT = "Pareto front"
+BEYOND, PARTS, STEPS = 0.08, 6, (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""An axis of accuracies ends at least this share beyond what is drawn, at multiples of the first
+step of which at most so many reach across.
+"""
 WAYS: Mapping[str, Callable[[Line], float]] = {
     "sent": attrgetter("uplink_bytes_total"),
     "sent and received": both_ways,
@@ -72,11 +84,19 @@ def figures(table: pd.DataFrame, view: View = PLAIN) -> "dict[str, Charts | Figu
     if view.bytes:
         drawn["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
     elif not varied:
-        drawn["accuracy-epsilon"] = accuracy_by_epsilon(done, looks)
-        drawn["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
+        drawn["accuracy-epsilon"] = accuracy_by_epsilon(done, looks) if len(done) > 1 else None
+        drawn["accuracy-bytes"] = (
+            accuracy_by_bytes(finished, looks) if _bytes_differ(done) else None
+        )
     if view.bytes or not varied or len(table) <= CURVES:
         drawn["learning-curves"] = learning_curves(done, looks)
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def _bytes_differ(done: Sequence[Line]) -> bool:
+    """Whether an axis of bytes shows more than one place."""
+    sent = [line.uplink_bytes_total for line in done if line.uplink_bytes_total]
+    return bool(sent) and max(sent) > min(sent) * (1 + SAME)
 
 
 def looks_of(table: Iterable[Line]) -> Looks:
@@ -154,19 +174,40 @@ def _over(
 
 
 def _accuracy(
-    title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420
+    title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 340
 ) -> Chart:
-    y = _scores(table, measured(table))
-    return Chart(title=title, x=x, y=y, series=tuple(series), height=height)
+    series = tuple(series)
+    y = _scores(table, measured(table), near=series)
+    return Chart(title=title, x=x, y=y, series=series, height=height, spread=_bars(table))
 
 
-def _scores(table: Iterable[Line], label: str = "") -> Axis:
-    """An axis of the scores of these lines."""
+def _bars(table: Iterable[Line]) -> str:
+    """What error bars are, in words; empty where there are none."""
+    seeds = seeds_of(table)
+    return f"bars: ± s.d. over {seeds}" if seeds else ""
+
+
+def _scores(table: Iterable[Line], label: str = "", near: Iterable[Series] = ()) -> Axis:
+    """An axis of the scores of these lines. near: it ends a little beyond these marks and their
+    bars, at a round number; accuracies never end beyond 100 %.
+    """
     lines = list(table)
     if any(line.by_loss for line in lines):
         return Axis(label=label)
-    most = max((line.height for line in lines if line.mean is not None), default=0.0)
-    return Axis(label=label, unit="%", high=100.0 if most > 80 else None)  # else it ends at 120 %
+    references = [one.place for one in near if one.place is not None]
+    places = [
+        line.height + side for line in lines if line.n for side in (-line.spread, line.spread)
+    ]
+    if not near or not places:
+        most = max((line.height for line in lines if line.mean is not None), default=0.0)
+        return Axis(label=label, unit="%", high=100.0 if most > 80 else None)  # else 120 %
+    low, high = min(places + references), max(places + references)
+    beyond = max(BEYOND * (high - low), STEPS[0] / 2)
+    for step in STEPS:
+        first, last = math.floor((low - beyond) / step), math.ceil((high + beyond) / step)
+        if last - first <= PARTS:
+            break
+    return Axis(label=label, unit="%", low=max(step * first, 0.0), high=min(step * last, 100.0))
 
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
@@ -186,13 +227,15 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
         )
         series.append(row)
     epsilon = "".join(f", epsilon {target:g}" for target in targets_of(table))
+    rows = (*series, *chance(table, upright=True))
     names = tuple((float(place), marked(line)) for place, line in enumerate(ordered))
     chart = Chart(
         title="Accuracy",
-        x=_scores(table, f"{measured(table)}{epsilon}"),
+        x=_scores(table, f"{measured(table)}{epsilon}", near=rows),
         y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
-        series=(*series, *chance(table, upright=True)),
-        height=90 + 34 * len(ordered),
+        series=rows,
+        height=max(250, 90 + 34 * len(ordered)),
+        spread=_bars(ordered),
     )
     return (chart,)
 
@@ -283,12 +326,14 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
         series += [
             _curve(line, looks[line.name]._replace(dashes="--"), timed=timed)[:1] for line in free
         ]
+        seeds = seeds_of([*groups[target], *free])
         chart = Chart(
             title=f"Learning curves, {epsilon}",
             x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
             y=_scores(table, measured(table)),
             series=tuple(chain.from_iterable(series)),
             height=320,
+            spread=f"band: worst to best of {seeds}" if seeds else "",
         )
         charts.append(chart)
     return tuple(charts)

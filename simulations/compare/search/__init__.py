@@ -22,12 +22,14 @@ from fedlsg import user_code
 from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
-from fedlsg.simulations.compare.grid.cells import Grid, dropped_lines
+from fedlsg.simulations.compare.grid.cells import Entry, Grid, dropped_lines
+from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import as_toml, check_cells
 from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
 from fedlsg.simulations.compare.grid.runner import Folder, Limits, Ray, one_ray
 from fedlsg.simulations.compare.results.bytes_axis import View
 from fedlsg.simulations.compare.results.comparison_table import unfinished
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels
 from fedlsg.simulations.compare.search import search_files
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     as_many_rows,
@@ -66,6 +68,8 @@ TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
 """The grid of the runs with the best settings, and their folder in that of the search."""
+UNTOUCHED = "-untouched"
+"""The label of a method without a search ends so, next to the one with chosen settings."""
 
 
 def make_job(
@@ -148,6 +152,10 @@ def search_and_runs(
     The time that the search took counts. Returns the exit status.
     """
     began = time.monotonic()
+    check_labels(view.labels, (entry.label for entry in job.grid.entries))
+    labels = added_labels(job.grid.labels, view.labels)
+    seeds = len(job.grid.seeds) if runs else job.seeds
+    job = replace(job, grid=replace(job.grid, labels=labels), seeds=seeds)
     status, best = search_command(job, console, limits)
     if best is None or not runs:
         return status
@@ -283,24 +291,23 @@ def describe(
     job: Job, runner: Runner, *, finished: bool = False, ended: bool = False
 ) -> search_files.Found:
     """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
-    privacy = [job.rows.cost]
-    if job.rows.private and ended:
-        charged = read_trials(job.folder.path / "cells")
-        targets = [arm.epsilon for arm in job.arms if arm.epsilon is not None]
-        privacy = statement(charged, delta=job.delta, final_epsilon=max(targets, default=None))
-        privacy.append(
-            "Each further run with chosen settings, of any method, adds its own epsilon once more."
-        )
-    follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
-    return search_files.Found(
+    follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", str(job.seeds)]
+    found = search_files.Found(
         job=job,
         trials=runner.trials(),
         finished=finished,
-        privacy=privacy,
+        privacy=[job.rows.cost],
         given_up=runner.given_up,
         command=shlex.join([*follow, "--out", str(job.folder.path / FINAL)]) if finished else "",
         made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
     )
+    if not job.rows.private or not ended:
+        return found
+    charged = read_trials(job.folder.path / "cells")
+    spent = epsilon_of(charged, delta=job.delta)
+    runs = [arm.epsilon for arm, _ in final_entries(found) if arm.epsilon is not None] * job.seeds
+    privacy = statement(len(charged), spent, delta=job.delta, runs=runs)
+    return replace(found, epsilon=spent, privacy=privacy)
 
 
 def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
@@ -319,28 +326,54 @@ def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
         print_whole(f"run it: {found.command}", console)
 
 
-def best_grid(job: Job, found: search_files.Found) -> Grid | None:
-    """The comparison with the best settings of each method, on all training rows; None if no method
-    has any.
-
-    Its note says how its settings were chosen, and what that cost: a comparison shows it.
+def final_entries(found: search_files.Found) -> list[tuple[Arm, Entry]]:
+    """What runs after the search: each method with its best settings, and without a search where
+    these differ.
     """
-    entries = tuple(
-        replace(
-            entry,
-            settings={
-                **one.arm.kept,
-                **entry.settings,
-                **(one.best.params if one.best else {}),
-            },
-        )
-        for one, entry in zip(found.outcomes, job.grid.entries, strict=True)
-        if one.best or not one.arm.space
-    )
+    entries = []
+    for one, entry in zip(found.outcomes, found.job.grid.entries, strict=True):
+        if one.best:
+            chosen = {**one.arm.kept, **entry.settings, **one.best.params}
+            entries.append((one.arm, replace(entry, settings=chosen)))
+        if one.best is None and not one.arm.space:
+            entries.append((one.arm, entry))
+        elif one.best and not one.is_untouched(one.best):
+            entries.append((one.arm, replace(entry, label=f"{entry.label}{UNTOUCHED}")))
+    return entries
+
+
+def best_grid(job: Job, found: search_files.Found) -> Grid | None:
+    """The comparison with the best settings of each method, and with its settings without a search,
+    on all training rows; None if no method has any.
+
+    It says how its settings were chosen, and what that cost: a comparison shows it.
+    """
+    entries = tuple(entry for _, entry in final_entries(found))
     if not entries:
         return None
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
-    note = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
-    if job.rows.private:
-        note = " ".join([note, *found.privacy[:2], "No epsilon of a run includes that."])
-    return replace(job.grid, entries=entries, settings=settings, notes=(*job.grid.notes, note))
+    labels = [entry.label for entry in entries]
+    untouched = {
+        one.arm.label: own if (own := f"{one.arm.label}{UNTOUCHED}") in labels else one.arm.label
+        for one in found.outcomes
+        if one.best
+    }
+    names = {
+        own: f"{job.grid.labels[label]}, untouched"
+        for label, own in untouched.items()
+        if label in job.grid.labels and own != label
+    }
+    choosing = Choosing(
+        epsilon=found.epsilon,
+        delta=job.delta if job.rows.private else 0.0,
+        trials=len(found.trials),
+        rows=job.rows.words,
+        untouched=untouched,
+    )
+    return replace(
+        job.grid,
+        entries=entries,
+        settings=settings,
+        labels=names | dict(job.grid.labels),
+        choosing=choosing,
+    )

@@ -205,24 +205,26 @@ def _read(run: RunDir) -> Trial:
     )
 
 
-def statement(trials: Sequence[Trial], *, delta: float, final_epsilon: float | None) -> list[str]:
-    """What choosing by these trials costs, in sentences. ``final_epsilon``: the target of the run
-    that follows.
+def statement(trials: int, spent: float, *, delta: float, runs: Sequence[float]) -> list[str]:
+    """What choosing by so many trials costs, in sentences. ``spent``: their epsilon together.
+    ``runs``: the epsilon targets of all runs that follow, each seed of chosen and untouched
+    settings.
     """
-    spent = epsilon_of(trials, delta=delta)
     found = [
-        f"Choosing among {len(trials)} trials by held-out private rows: the epsilon of choosing is "
+        f"Choosing among {trials} trials by held-out private rows: the epsilon of choosing is "
         f"{epsilon_words(spent)} at delta {delta:g} for the rows that the trials train on, because "
         "each trial is a release about the same rows.",
         "If the held-out rows count as private, the epsilon of choosing is inf for them: their "
         "accuracies are computed without noise. Rows that are public, or synthetic, cost nothing: "
         "--on data:NAME|PATH, --on synthetic.",
     ]
-    if final_epsilon is not None and math.isfinite(spent):
+    if runs and math.isfinite(spent):
+        whole, deltas = math.fsum([spent, *runs]), (len(runs) + 1) * delta
         found.append(
-            f"The run with the chosen settings adds its own epsilon, {final_epsilon:g}. Together: "
-            f"at most {epsilon_words(spent + final_epsilon)} at delta {2 * delta:g} (basic "
-            "composition) for the rows that train in both."
+            f"The {len(runs)} runs that follow, of chosen and untouched settings with each seed, "
+            f"add {epsilon_words(math.fsum(runs))}. Together: at most {epsilon_words(whole)} at "
+            f"delta {deltas:g} (basic composition) for the rows that train in all of them. Each "
+            "further run adds its own epsilon once more."
         )
     found.append(
         "A tighter bound is known for random search (Papernot and Steinke 2022): a random number "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedlsg.simulations.compare.grid.cells import is_number
 from fedlsg.simulations.compare.results.comparison_files import write_report
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import measured, shown
+from fedlsg.simulations.compare.results.lines import shown
 from fedlsg.simulations.compare.results.plots import Charts, values_axis
 from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
 from fedlsg.simulations.compare.search.space import shown as value_shown
@@ -67,6 +67,11 @@ class Outcome(NamedTuple):
         """The best values that are at an edge, and which one."""
         return {} if self.best is None else self.arm.edges(self.best.params)
 
+    def is_untouched(self, trial: Trial) -> bool:
+        """Whether its settings are the values without a search."""
+        start = self.arm.start
+        return all(name in start and start[name] == v for name, v in trial.params.items())
+
     @property
     def gain(self) -> str | None:
         """The best trial compared with the values without a search, or with guessing; None before
@@ -75,7 +80,7 @@ class Outcome(NamedTuple):
         label, best, start = self.arm.label, self.best, self.arm.start
         if best is None or not start.keys() >= best.params.keys():
             return None
-        untouched = [t for t in self.done if all(start[n] == v for n, v in t.params.items())]
+        untouched = list(filter(self.is_untouched, self.done))
         chance = best.result.chance
         if chance and not beats_chance([best.mean], chance):
             return f"{label}: no trial is better than guessing."
@@ -105,7 +110,7 @@ class Found:
     """A search as far as it got.
 
     given_up: why a method got no more trials.
-    privacy: what choosing costs, in sentences.
+    epsilon: what choosing costs; privacy: the same in sentences.
     command: the runs to start.
     """
 
@@ -114,6 +119,7 @@ class Found:
     finished: bool
     privacy: Sequence[str]
     given_up: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float = 0.0
     command: str = ""
     made_by: str = ""
 
@@ -184,6 +190,7 @@ def write_tables(folder: Path, found: Found) -> None:
         "dropped": list(found.job.notices),
         "notes": found.notes,
         "privacy": list(found.privacy),
+        "epsilon_of_choosing": str(found.epsilon) if math.isinf(found.epsilon) else found.epsilon,
         "command": found.command,
     }
     write_atomically(folder / "search.json", json_text(whole))
@@ -372,4 +379,4 @@ def _looks(arms: Sequence[Arm]) -> Shapes:
 
 
 def _measured(done: Sequence[Trial]) -> str:
-    return measured(done).replace("test ", "")
+    return "loss" if any(trial.by_loss for trial in done) else "accuracy, %"

@@ -175,7 +175,9 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
+    """A search to run. grid: the comparison that it is about. delta: that of the trials. seeds: of
+    the runs that follow.
+    """
 
     grid: Grid
     arms: tuple[Arm, ...]
@@ -184,6 +186,7 @@ class Job:
     delta: float
     folder: Folder
     notices: tuple[str, ...]
+    seeds: int = 3
 
     @property
     def dimensions(self) -> dict[str, Dimension]:
@@ -199,7 +202,9 @@ class Job:
     def title(self) -> str:
         names = ", ".join(self.dimensions)
         workload = user_code.shown(self.grid.workload)
-        return f"{workload}: {names} of {len(self.arms)} methods chosen by trials"
+        labels = [arm.label for arm in self.arms]
+        whose = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
+        return f"{workload}: {names} of {whose} chosen by trials"
 
 
 MAX_FAILED_TRIALS = 3

@@ -125,7 +125,7 @@ class Series:
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has
-    a point.
+    a point. ``spread``: what error bars and bands are, for files, which have no caption.
     """
 
     title: str
@@ -134,6 +134,7 @@ class Chart:
     series: Sequence[Series]
     height: int = 280
     note: str = ""
+    spread: str = ""
 
     @property
     def has_bars(self) -> bool:
@@ -284,7 +285,9 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def digits(low: float, high: float) -> tuple[int, ...]:
     """First digits of the ticks between the ends of a logarithmic axis."""
-    return (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
+    if high > 15 * low:
+        return (1,) if high > 1000 * low else (1, 3)
+    return (1, 2, 5) if high > 8 * low else (1, 2, 3, 5, 7)
 
 
 def short_bytes(value: float, _: Any = None) -> str:

@@ -114,7 +114,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
     return {
         "workload": f"{of('workload')}, model {of('model')}",
         "federation": f"{of('clients')} clients, {of('rounds')} rounds",
-        **_test_split(done),
+        **_evaluated(done),
         "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device "
         f"{of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each "
@@ -126,15 +126,24 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
     }
 
 
-def _test_split(done: Sequence[Result]) -> dict[str, str]:
-    """The test splits of runs with classes."""
-    levels = {run.chance for run in done if run.chance is not None}
-    said = "; ".join(
-        f"{c.test_examples:.0f} examples, {c.num_classes} classes, the largest class has "
-        f"{100 * c.majority_share:.1f} %; guessing reaches {100 * c.level:.1f} %"
-        for c in levels
-    )
-    return {"test split": said} if said else {}
+def _evaluated(done: Sequence[Result]) -> dict[str, str]:
+    """The rows that runs with classes were evaluated on, by what they are."""
+    found: dict[str, dict[str, None]] = {}
+    for run in done:
+        if (c := run.chance) is not None:
+            words = (
+                f"{c.test_examples:.0f} examples, {c.num_classes} classes, the largest class has "
+                f"{100 * c.majority_share:.1f} %; guessing reaches {100 * c.level:.1f} %"
+            )
+            found.setdefault(_rows(run), {})[words] = None
+    return {rows: "; ".join(words) for rows, words in found.items()}
+
+
+def _rows(run: Result) -> str:
+    """What a run was evaluated on."""
+    if run.settings.get("holdout") is None:
+        return "test split"
+    return "held-out training rows" if run.held_out else "held-out public rows"
 
 
 def _time(done: Sequence[Result]) -> dict[str, str]:

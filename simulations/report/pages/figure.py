@@ -44,6 +44,8 @@ PANEL, WIDE_INCHES = 4.2, 7.2
 """Inches of a chart next to another one, and alone."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
+NARROW = 2.5
+"""A logarithmic axis whose ends have a smaller ratio has even ticks."""
 DENSE, QUALITY = 90, 45
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
@@ -156,6 +158,7 @@ def draw_chart(axes: "Axes", chart: Chart) -> None:
         axes.text(0.5, 0.4, chart.said, ha="center", transform=axes.transAxes, color=ALARM)
     for name, axis in (("x", chart.x), ("y", chart.y)):
         _scale(axes, name, axis)
+    axes.set_xlabel("\n".join(filter(None, (chart.x.label, chart.spread))))
     if chart.y.down:
         axes.invert_yaxis()
 
@@ -210,7 +213,11 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
     getattr(axes, f"set_{name}label")(axis.label)
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
-        own.set_major_locator(LogLocator(subs=digits(*sorted(own.get_view_interval()))))
+        low, high = sorted(own.get_view_interval())
+        narrow = high < NARROW * low  # too few round numbers between them
+        own.set_major_locator(
+            MaxNLocator(nbins=4) if narrow else LogLocator(subs=digits(low, high))
+        )
         own.set_minor_locator(NullLocator())
         own.set_minor_formatter(NullFormatter())
     elif not axis.ticks:

@@ -26,7 +26,8 @@ class Column:
     words: of an item, in place of the value in its form.
     left: words, aligned on the left, which may fold.
     optional: a narrow terminal leaves it out, 1 first.
-    best: which value of a group of rows a page marks, the most or the least.
+    best: which value of a group of rows a page marks, the most or the least; or
+        whether that of an item is marked.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Column:
     words: Words | None = None
     left: bool = False
     optional: int = 0
-    best: Literal["", "most", "least"] = ""
+    best: Literal["", "most", "least"] | Callable[[Any], bool] = ""
 
     def of(self, item: Any) -> Any:
         """Its value of an item."""
@@ -110,16 +111,20 @@ def _number(column: Column, item: Any) -> float | None:
 
 
 def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
-    """Positions of the columns in which an item is the best of its group, by item; none in a group
-    of one.
+    """Positions of the columns in which an item is the best of its group, by item; of the most or
+    the least, none where all are equal.
     """
     found: dict[int, set[int]] = {}
     for place, column in enumerate(columns):
+        if callable(column.best):
+            for at in (at for at, one in enumerate(items) if column.best(one)):
+                found.setdefault(at, set()).add(place)
+            continue
         groups: dict[str, dict[int, float]] = {}
         for at, one in enumerate(items) if column.best else ():
             if (value := _number(column, one)) is not None:
                 groups.setdefault(group(one), {})[at] = value
-        for own in (own for own in groups.values() if len(own) > 1):
+        for own in (own for own in groups.values() if len(set(own.values())) > 1):
             top = max(own.values()) if column.best == "most" else min(own.values())
             for at in (at for at, value in own.items() if value == top):
                 found.setdefault(at, set()).add(place)

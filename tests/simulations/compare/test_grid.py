@@ -11,8 +11,8 @@ import pytest
 from fedlsg.simulations.cli.runs import listed
 from fedlsg.simulations.compare.compare_command import accepted
 from fedlsg.simulations.compare.grid.grid_file import check_cells, parse_varied, read_varied
-from fedlsg.simulations.compare.results.comparison_table import quantile, sentences
-from fedlsg.simulations.compare.results.lines import lines
+from fedlsg.simulations.compare.results.comparison_table import sentences
+from fedlsg.simulations.compare.results.lines import lines, quantile
 from fedlsg.simulations.storage.journal import EVENTS
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import grid, result

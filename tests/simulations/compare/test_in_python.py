@@ -1,16 +1,28 @@
 """``fedlsg.compare``: real runs, of objects in this process and of names in others."""
 
+import csv
 import subprocess
 import sys
 import warnings
+from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from torch import nn
 
 import fedlsg
 from fedlsg.privacy.data_record import SpentTogetherWarning
+from fedlsg.simulations.cli.export import charts_of
+from fedlsg.simulations.compare import in_python
+from fedlsg.simulations.compare.compare_command import folder_of, report_command
 from fedlsg.simulations.compare.grid import cell_worker
+from fedlsg.simulations.compare.grid.grid_file import read_toml
+from fedlsg.simulations.compare.in_python import _COMPARED, _folder_of_objects
+from fedlsg.simulations.compare.results.plots import FRONT
+from fedlsg.simulations.report.drawing.chart import REFERENCES
+from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.storage.manifest import MANIFEST_FILE
 from tests.simulations.support.runs import SMALL
 
@@ -63,6 +75,38 @@ def test_objects_of_this_process_are_compared_here_and_go_on(tmp_path):
     assert [(run / "summary.json").stat().st_mtime_ns for run in runs] == before
 
 
+def named_lines(folder: Path, tmp_path: Path) -> tuple[set[str], set[str]]:
+    """The names of the methods in the table that ``report`` makes, and in exported figures."""
+    silent, out = Console(quiet=True), tmp_path / "report"
+    report_command([str(folder)], str(out), silent)
+    table = csv.DictReader((out / "table.csv").read_text().splitlines())
+    drawn = charts_of(folder, silent).values()
+    names = {one.name for chart in drawn for one in chart.series} - {"", FRONT, *REFERENCES}
+    return {row["label"] for row in table}, {
+        name.removesuffix(f", {NOT_PRIVATE}") for name in names
+    }
+
+
+@pytest.mark.slow
+def test_a_folder_keeps_the_names_of_its_methods(tmp_path):
+    """Every later command on it has them; later calls add to them, and replace one."""
+    own, folder = workload(), tmp_path / "grid"
+    given = {"out": folder, "quiet": True, "noise_multiplier": 2.0, **TINY}
+    methods = {"dpsgd": {}, "still": {"method": "dpsgd", "learning_rate": 0.0001}}
+    for labels, names in (
+        ({"dpsgd": "DP-SGD"}, {"DP-SGD", "still"}),
+        ({"still": "no steps"}, {"DP-SGD", "no steps"}),
+        ({"dpsgd": "Abadi et al."}, {"Abadi et al.", "no steps"}),
+        ({}, {"Abadi et al.", "no steps"}),
+    ):
+        made = fedlsg.compare(own, methods, labels=labels, **given)
+        assert set(made.frame.label) == names
+        assert named_lines(folder, tmp_path) == (names, names)
+    assert read_toml(str(folder / "grid.toml"), "grid")["labels"]["still"] == "no steps"
+    with pytest.raises(ValueError, match=r"dpsgd=no steps: still is called that in this folder"):
+        fedlsg.compare(own, methods, labels={"dpsgd": "no steps"}, **given)
+
+
 def recipe():
     """Another one of the same name in each call."""
 
@@ -80,6 +124,36 @@ def test_runs_of_other_objects_are_no_runs_of_these(tmp_path):
         fedlsg.compare(workload, ["dpsgd"], **given)
     with pytest.raises(ValueError, match="two methods are called"):
         fedlsg.compare(workload, [recipe(), recipe()], **given)
+
+
+def test_the_usual_folder_of_objects_has_a_number_where_it_is_not_theirs(tmp_path, monkeypatch):
+    """What an earlier process left is not touched; the same objects find their folder again."""
+    monkeypatch.chdir(tmp_path)
+    usual = folder_of("own", None)
+    assert usual == tmp_path / "runs" / "compare-own"
+    mine, other = workload(), workload()
+    folders = list[str]()
+    for objects in ([mine], [mine], [other], [mine], [mine, recipe]):
+        folders.append(_folder_of_objects("own", None, objects).name)
+        (usual.with_name(folders[-1]) / "cells").mkdir(parents=True, exist_ok=True)
+    again = ["compare-own", "compare-own", "compare-own-2", "compare-own", "compare-own-3"]
+    assert folders == again
+    _COMPARED.clear()  # as in a new process
+    assert _folder_of_objects("own", None, [mine]).name == "compare-own-4"
+
+
+@pytest.mark.slow
+def test_a_second_process_says_which_folder_it_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "compare-own" / "cells").mkdir(parents=True)
+    heard = StringIO()
+    monkeypatch.setattr(in_python, "Console", lambda quiet: Console(file=heard, width=200))
+    made = fedlsg.compare(workload(), ["dpsgd"], noise_multiplier=2.0, **TINY)
+    assert made.folder == tmp_path / "runs" / "compare-own-2"
+    assert (
+        f"compare-own has runs of other objects, or of an earlier process: these are in {made.folder}"
+        in heard.getvalue()
+    )
 
 
 @pytest.mark.slow

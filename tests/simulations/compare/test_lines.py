@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from fedlsg.simulations.cli.export import paper
 from fedlsg.simulations.compare.results.bytes_axis import View
-from fedlsg.simulations.compare.results.comparison_files import Comparison, write_page, write_tables
+from fedlsg.simulations.compare.results.comparison_files import (
+    Comparison,
+    page,
+    write_page,
+    write_tables,
+)
 from fedlsg.simulations.compare.results.comparison_table import (
     comparison_table,
     sentences,
@@ -19,6 +25,8 @@ from fedlsg.simulations.compare.results.comparison_table import (
 from fedlsg.simulations.compare.results.lines import higher_is_better, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
+from fedlsg.simulations.report.pages.facts import facts
+from fedlsg.simulations.report.pages.figure import plot
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, standard_error
 from tests.simulations.support.compare_cases import CHANCE, result
@@ -29,6 +37,8 @@ COLUMNS = [
     *("accuracy_sd", "loss_mean", "standard_error", "n", "planned", "chance", "beats_chance"),
     *("over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio", "uplink_bytes_total"),
     *("downlink_bytes_total", "transfer_seconds", "wall_seconds", "training_seconds"),
+    *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
+    *("epsilon_with_choosing", "delta_with_choosing"),
 ]
 """A promise to users: none goes, and none changes its place."""
 
@@ -86,14 +96,18 @@ def test_every_ranking_asks_for_the_direction_once(by_loss, planted, monkeypatch
     if planted:
         opposite = "fedlsg.simulations.compare.results.lines.higher_is_better"
         monkeypatch.setattr(opposite, lambda name: not higher_is_better(name))
-    runs = [of_score(score, rank, by_loss) for rank, score in ((4, 0.9), (8, 0.6), (16, 0.7))]
+    runs = [
+        of_score(score + 0.01 * seed, rank, by_loss, seed)
+        for rank, score in ((4, 0.9), (8, 0.6), (16, 0.7))
+        for seed in range(2)
+    ]
     table = lines(runs)
     more = by_loss == planted
     best, worst = (4, 8) if more else (8, 4)
     assert list(table["rank"]) == [best, 16, worst]
     assert f"{'highest' if more else 'lowest'} mean" in sentences(table)[0]
     shown = comparison_table(table)
-    score = shown.columns.index("test loss" if by_loss else "accuracy, %")
+    score = shown.columns.index("test loss ± s.d." if by_loss else "accuracy ± s.d., %")
     assert [score in row.best for row in shown.rows] == [True, False, False]
     trials = [Trial(arm=None, number=at, params={}, result=run) for at, run in enumerate(runs)]  # type: ignore[arg-type]
     assert best_of(trials).result.settings["rank"] == best
@@ -103,10 +117,155 @@ def test_every_ranking_asks_for_the_direction_once(by_loss, planted, monkeypatch
     assert image.cmap.name == ("viridis" if more else "viridis_r")
 
 
-def of_score(score: float, rank: int, by_loss: bool) -> Result:
+def of_score(score: float, rank: int, by_loss: bool, seed: int) -> Result:
     varied = {"rank": rank, "sparsity": 0.5}
-    run = replace(result(score, settings=varied), varied=tuple(varied.items()))
+    run = replace(result(score, settings=varied, seed=seed), varied=tuple(varied.items()))
     return changed(run, **({"accuracy": None, "loss": score} if by_loss else {}))
+
+
+SCORES = {
+    "dpsgd": (0.8222, 0.8361, 0.8000),
+    "rgp": (0.7583, 0.7917, 0.7889),
+    "lsg": (0.7583, 0.7861, 0.7556),
+}
+"""Three methods, paired by seed: 6.39, 4.44, 1.11 and 6.39, 5.00, 4.44 points behind."""
+
+
+def three(seeds: int = 3) -> list[Result]:
+    return [
+        result(score, method=method, seed=seed)
+        for method, scores in SCORES.items()
+        for seed, score in enumerate(scores[:seeds])
+    ]
+
+
+def test_every_line_says_how_far_it_is_behind_the_best():
+    """By hand: t(0.975, 2) is 4.303, so 4.0 ± 1.5 may be chance and 5.3 ± 0.6 is not."""
+    table = lines(three())
+    best, rgp, lsg = table.itertuples()
+    for line in (rgp, lsg):
+        lags = [a - b for a, b in zip(SCORES["dpsgd"], SCORES[line.label], strict=True)]
+        assert line.behind == pytest.approx(fmean(lags))
+        assert line.behind_standard_error == pytest.approx(stdev(lags) / 3**0.5)
+    assert [best.may_be_best, rgp.may_be_best, lsg.may_be_best] == [True, True, False]
+    shown = comparison_table(table)
+    place = shown.columns.index("behind (s.e.)")
+    assert [row.cells[place] for row in shown.rows] == ["best", "4.0 (1.5) ≈", "5.3 (0.6)"]
+    bold = [line for line in Comparison(title="t", results=three()).files["table.tex"].splitlines()]
+    assert [line.split(" ")[0] for line in bold if "textbf" in line] == ["dpsgd", "rgp"]
+
+
+def test_where_nothing_is_known_of_chance_every_line_may_be_the_best():
+    """One seed, or none in common; and who has no rival is not the best of anything."""
+    assert all(line.may_be_best for line in lines(three(seeds=1)).itertuples())
+    apart = [result(0.9), result(0.1, method="dpsgd", seed=1)]
+    assert [line.may_be_best for line in lines(apart).itertuples()] == [True, True]
+    (alone,) = lines(three()[:3]).itertuples()
+    assert (alone.behind, alone.may_be_best) == (None, None)
+    private, free = lines([result(0.8), result(0.9, method="sgd", epsilon=None)]).itertuples()
+    assert private.behind is None is free.behind
+
+
+def test_one_method_has_no_highest_mean():
+    (said,) = sentences(lines(three()[:3]))
+    assert said.startswith(
+        "At epsilon 3, dpsgd has a mean accuracy of 81.9 ± 1.8 % (± s.d. over 3 seeds)"
+    )
+    assert "highest" in sentences(lines(three()))[0]  # control
+
+
+def test_plus_or_minus_is_the_standard_deviation_everywhere_and_says_so():
+    """Control: the standard error of these means, 2.3 points, is nowhere after ±."""
+    made = Comparison(title="t", results=three())
+    page = write_texts(made)
+    for name in ("table.md", "table.tex", "page"):
+        assert "81.9 ± 1.8" in page[name].replace(r"$\pm$", "±"), name
+        assert "± 2.3" not in page[name].replace(r"$\pm$", "±"), name
+        assert "standard deviation (s.d.)" in page[name], name
+    for name, charts in figures(made.table).items():
+        for chart in charts:
+            what = "band: worst to best" if "curves" in name else "bars: ± s.d."
+            assert chart.spread == f"{what} {'of' if 'curves' in name else 'over'} 3 seeds"
+            label = plot([chart]).axes[0].get_xlabel()
+            assert label.endswith(chart.spread), "a file has no caption"
+    assert {chart.spread for chart in figures(lines(three(1)))["accuracy-epsilon"]} == {""}
+
+
+def write_texts(made: Comparison) -> dict[str, str]:
+    return made.files | {"page": page(made, figures(made.table))}
+
+
+def test_an_axis_of_accuracies_ends_a_little_beyond_the_marks():
+    """Nothing touches the frame, and marks are not in a corner of it."""
+    for scores in (SCORES, {"dpsgd": (0.999, 1.0, 0.998), "lsg": (0.95, 0.96, 0.94)}):
+        runs = [
+            sent(result(score, method=method, seed=seed), {"dpsgd": 9_660_000, "rgp": 2_492_000})
+            for method, own in scores.items()
+            for seed, score in enumerate(own)
+        ]
+        table = lines(runs)
+        ends = [
+            line.height + side
+            for line in table.itertuples()
+            for side in (-line.spread, line.spread)
+        ]
+        drawn = figures(table)
+        for axis in (drawn["accuracy-epsilon"][0].x, drawn["accuracy-bytes"][0].y):
+            assert axis.low < min(ends)
+            assert max(ends) < axis.high <= 100 or (axis.high == 100 and max(ends) >= 99)
+            assert max(ends) - min(ends) > 0.5 * (axis.high - axis.low)
+
+
+def sent(run: Result, bytes_of: dict[str, int]) -> Result:
+    return changed(run, uplink_bytes=bytes_of.get(run.method, 2_188_000))
+
+
+def test_a_figure_of_a_paper_has_no_label_next_to_names_and_enough_ticks():
+    """From 2.2 to 9.7 MB; a stranger saw two ticks, and "Accuracy" next to the methods."""
+    bytes_of = {"dpsgd": 9_660_000, "rgp": 2_492_000, "lsg": 2_188_000}
+    drawn = figures(lines([sent(run, bytes_of) for run in three()]))
+    (axes,) = paper(drawn["accuracy-epsilon"][0]).axes
+    assert axes.get_ylabel() == ""
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["lsg", "rgp", "dpsgd"]
+    (axes,) = paper(drawn["accuracy-bytes"][0]).axes
+    assert axes.get_ylabel() == "test accuracy, %"
+    low, high = axes.get_xlim()
+    assert sum(low <= at <= high for at in axes.get_xticks()) >= 3
+    near = {"dpsgd": 2_500_000, "rgp": 2_300_000, "lsg": 2_188_000}
+    (axes,) = paper(figures(lines([sent(run, near) for run in three()]))["accuracy-bytes"][0]).axes
+    low, high = axes.get_xlim()
+    assert sum(low <= at <= high for at in axes.get_xticks()) >= 3
+
+
+def test_one_method_has_the_figures_that_say_something():
+    """A single mark says no more than the table; equal bytes are no axis."""
+    assert list(figures(lines(three()[:3]))) == ["learning-curves"]
+    assert list(figures(lines(three()))) == ["accuracy-epsilon", "learning-curves"]
+    other = [sent(run, {"dpsgd": 9_660_000}) for run in three()]
+    assert "accuracy-bytes" in figures(lines(other))
+
+
+def test_equal_values_are_not_marked_as_the_best():
+    shown = comparison_table(lines(three()))
+    place = shown.columns.index("uplink")
+    assert not any(place in row.best for row in shown.rows)
+    other = comparison_table(
+        lines([changed(run, uplink_bytes=500) if run.method == "lsg" else run for run in three()])
+    )
+    assert [place in row.best for row in other.rows] == [False, False, True]
+
+
+def test_rows_that_were_held_out_are_no_test_split():
+    """A page of trials named 144 held-out training rows a test split."""
+    held = [replace(run, settings={**run.settings, "holdout": 0.1}) for run in three()]
+    public = [replace(run, settings={**run.settings, "public_rows": "synthetic"}) for run in held]
+    names = [
+        [name for name in facts(runs) if "rows" in name or "split" in name]
+        for runs in (held, public, three())
+    ]
+    assert names == [["held-out training rows"], ["held-out public rows"], ["test split"]]
+    for runs, word in ((held, "held-out accuracy, %"), (three(), "test accuracy, %")):
+        assert figures(lines(runs))["learning-curves"][0].y.label == word
 
 
 @pytest.mark.parametrize("counted", [True, False])

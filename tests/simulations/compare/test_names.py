@@ -2,16 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from fedlsg.simulations.compare.grid.grid_file import as_toml, from_toml
 from fedlsg.simulations.compare.results.bytes_axis import View, read_labels
+from fedlsg.simulations.compare.results.collect import kept_labels
 from fedlsg.simulations.compare.results.comparison_files import Comparison
 from fedlsg.simulations.compare.results.comparison_table import frame_of
 from fedlsg.simulations.compare.results.lines import check_labels, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.storage.results import Result
-from tests.simulations.support.compare_cases import result
+from tests.simulations.support.compare_cases import grid, result
 
 
 def of_rank(rank: int, score: float, **more: object) -> Result:
@@ -84,23 +87,32 @@ def tabular(results: list[Result]) -> str:
 
 
 def test_the_table_of_a_paper_by_hand():
-    """Of one seed: sqrt(0.8 * 0.2 / 400) is 2.0 points, sqrt(0.7 * 0.3 / 400) is 2.3."""
-    text = tabular([result(0.8), result(0.7, method="dp_sgd%"), result(0.9, epsilon=8.0)])
+    """Deviations of pairs: 2.0 / sqrt(2) is 1.4 points. One seed more at another epsilon."""
+    pairs = {"lsg": (0.79, 0.81), "dp_sgd%": (0.69, 0.712)}
+    runs = [
+        result(score, method=method, seed=seed)
+        for method, scores in pairs.items()
+        for seed, score in enumerate(scores)
+    ]
+    text = tabular([*runs, result(0.9, epsilon=8.0)])
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
     assert rows == [
-        "method & $\\varepsilon$ & accuracy, \\% & $n$ & uplink & saved \\\\",
-        "lsg & 2.999 & \\textbf{80.0 $\\pm$ 2.0} & 1 & 100 B & 4.0x \\\\",
-        "dp\\_sgd\\% & 2.999 & 70.0 $\\pm$ 2.3 & 1 & 100 B & 4.0x \\\\",
-        "lsg & 7.999 & 90.0 $\\pm$ 1.5 & 1 & 100 B & 4.0x \\\\",
+        "method & $\\varepsilon$ & accuracy $\\pm$ s.d., \\% & behind (s.e.) & $n$ & uplink & saved "
+        "\\\\",
+        "lsg & 2.999 & \\textbf{80.0 $\\pm$ 1.4} & best & 2 & 100 B & 4.0x \\\\",
+        "dp\\_sgd\\% & 2.999 & 70.1 $\\pm$ 1.6 & 9.9 (0.1) & 2 & 100 B & 4.0x \\\\",
+        "lsg & 7.999 & 90.0 & -- & 1 & 100 B & 4.0x \\\\",
     ]
     assert re.findall(r"\\(\w+rule)", text) == ["toprule", "midrule", "midrule", "bottomrule"]
-    assert text.count("&") == 5 * len(rows), "as many columns in each row"
+    assert text.count("&") == 6 * len(rows), "as many columns in each row"
 
 
 def test_the_best_is_bold_and_moves_with_the_scores():
     """Control: the other way round, another row is bold."""
     for best, other in (("lsg", "rs"), ("rs", "lsg")):
-        text = tabular([result(0.8, method=best), result(0.7, method=other)])
+        scores = ((best, 0.8), (other, 0.7), (best, 0.81), (other, 0.711))
+        runs = [result(x, method=name, seed=at // 2) for at, (name, x) in enumerate(scores)]
+        text = tabular(runs)
         (bold,) = [line for line in text.splitlines() if "textbf" in line]
         assert bold.startswith(best)
 
@@ -110,3 +122,26 @@ def test_numbers_of_a_frame_are_numbers():
     assert list(frame.label) == ["lsg", "rgp"]
     assert frame.accuracy_mean.dtype == float
     assert frame.accuracy_mean.isna().tolist() == [False, True]
+
+
+def kept(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "grid.toml").write_text(text)
+    return folder
+
+
+def test_folders_of_before_have_no_names_and_two_that_disagree_have_none(tmp_path):
+    old = kept(tmp_path / "old", 'workload = "digits"\n[methods.lsg]\n')
+    first = kept(tmp_path / "first", '[labels]\nlsg = "LSG"\ndpsgd = "DP-SGD"\n')
+    other = kept(tmp_path / "other", '[labels]\nlsg = "ours"\nrgp = "RGP"\n')
+    assert kept_labels([old, tmp_path / "nowhere"]) == {}
+    assert kept_labels([first, first / "cells" / "lsg-seed0"]) == {"lsg": "LSG", "dpsgd": "DP-SGD"}
+    assert kept_labels([first, other]) == {"dpsgd": "DP-SGD", "rgp": "RGP"}
+    with pytest.raises(ValueError, match=r"expected \[labels\] of a grid file as texts"):
+        kept_labels([kept(tmp_path / "wrong", "[labels]\nlsg = 4\n")])
+
+
+def test_a_grid_file_holds_its_labels():
+    made = grid(labels={"lsg": "LSG, rank 4"})
+    assert from_toml(as_toml(made)) == made
+    assert "labels" not in as_toml(grid())

@@ -7,6 +7,7 @@ They need playwright and a Chromium: one in the path, of ``FEDLSG_BROWSER``, or 
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,23 @@ def test_a_later_mark_covers_an_earlier_one(browser, tmp_path):
     )
     visit.tab.wait_for_selector("canvas")
     assert visit.tab.evaluate(first_on_top) == [1, 0]
+
+
+@pytest.mark.slow
+def test_the_band_of_a_dashed_curve_has_no_line_of_its_own(browser, tmp_path):
+    """Its line would cover the dashes: a dashed curve looked like any other."""
+    curve = Series(name="a", x=(1, 2), y=(1, 2), dashes="--")
+    band = replace(curve, low=(0.5, 1.5), high=(1.5, 2.5), kind="band", dashes="-")
+    page = Page(
+        title="t",
+        lead="l",
+        sections=sections(("s", [interactive([Chart(title="t", series=(curve, band))], "c")])),
+    )
+    (tmp_path / "page.html").write_text(render(page))
+    visit = Visit(browser, tmp_path / "page.html")
+    lines = (
+        "() => Chart.getChart(document.querySelector('canvas')).data.datasets.map(one => "
+        "[one.showLine, one.borderDash])"
+    )
+    visit.tab.wait_for_selector("canvas")
+    assert visit.tab.evaluate(lines) == [[True, [6, 3]], [False, []]]

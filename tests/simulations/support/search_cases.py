@@ -19,14 +19,14 @@ def accuracy_of(given: dict[str, Any]) -> float:
     return 0.9 - 0.05 * abs(given["learning_rate"] - 1) + 0.001 * given.get("rank", 0)
 
 
-def finish(job: Job, *, diverged: bool = False) -> Outcome:
+def finish(job: Job, *, diverged: bool = False, worse: bool = False) -> Outcome:
     """A trial that leaves a config, a summary and a ledger of one client."""
     run, given = RunDir(Path(job.path)), job.given
     run.ledgers.mkdir(parents=True)
     run.config.write_text(
         tomli_w.dumps({name.replace("_", "-"): value for name, value in given.items()})
     )
-    accuracy = accuracy_of(given)
+    accuracy = accuracy_of(given) - 0.5 * worse
     summary = {
         "workload": "digits",
         "accuracy": accuracy,

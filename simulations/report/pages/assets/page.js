@@ -67,7 +67,7 @@
         if (named) {
           one.ticks = axis.ticks.map(([value]) => ({ value })).filter(({ value }) => value >= one.min && value <= one.max);
         } else if (log[name]) {
-          const span = Math.log10(one.max / one.min), keep = span > 3 ? [1] : span > 1.2 ? [1, 3] : [1, 2, 5];
+          const span = Math.log10(one.max / one.min), keep = span > 3 ? [1] : span > 1.2 ? [1, 3] : span > 0.9 ? [1, 2, 5] : [1, 2, 3, 5, 7];
           const first = (value) => value / 10 ** Math.floor(Math.log10(value) + 1e-9);
           const few = one.ticks.filter(({ value }) => keep.some((digit) => Math.abs(first(value) - digit) < 1e-6));
           if (few.length > 1) one.ticks = few;
@@ -94,7 +94,8 @@
       found.suggestedMax = high * apart;
     }
     if (!log[name] && name === "y" && low >= 0 && low < high / 2) found.beginAtZero = true;
-    if (!log[name] && name === "y" && !named && !bars && !(axis.unit === "%" && high > 90)) found.grace = "4%";
+    const ended = number(axis.low) && number(axis.high);
+    if (!log[name] && name === "y" && !named && !bars && !ended && !(axis.unit === "%" && high > 90)) found.grace = "4%";
     return found;
   }
 
@@ -108,7 +109,8 @@
     const lonely = points.length === 1 && !one.marker && one.kind !== "band";
     return {
       type: bar ? "bar" : "line", label: one.name || "", data: one.kind === "level" || one.kind === "upright" ? [] : points,
-      given: one, borderColor: colour, borderWidth: bar ? 0 : 2, borderDash: one.dash, showLine: one.line !== false,
+      given: one, borderColor: colour, borderWidth: bar ? 0 : 2, borderDash: one.dash,
+      showLine: one.line !== false && one.kind !== "band", // a band's line would cover the dashes of its curve
       stepped: one.steps ? "before" : false, backgroundColor: bar || one.filled !== false ? colour : css("paper"),
       pointStyle: SHAPES[one.marker] || "circle", pointRotation: TURNS[one.marker] || 0, pointRadius: one.marker || lonely ? 5 : 0,
       pointHoverRadius: 6, pointHitRadius: 12, pointBorderWidth: 2, categoryPercentage: 1, barPercentage: 0.96,

@@ -99,8 +99,10 @@ def test_methods_take_turns_and_the_best_of_each_is_kept(search, tmp_path):
     assert {n: float(rows[f"{n}-trial000"]["learning_rate"]) for n in preset} == preset
     assert {row["seed"] for row in rows.values()} == {str(FIRST_SEED)}  # no comparison has it
     grid = from_toml(tomllib.loads((tmp_path / "search" / "best.toml").read_text()))
+    chosen = {label: own["best"] for label, own in found["methods"].items()}
     assert {entry.label: dict(entry.settings) for entry in grid.entries} == {
-        label: own["best"] for label, own in found["methods"].items()
+        **chosen,
+        **{f"{name}-untouched": {} for name in chosen if found["methods"][name]["best_trial"] > 0},
     }
     # the runs that follow train on all rows, and are measured on the test split
     assert "holdout" not in grid.settings
@@ -130,8 +132,8 @@ def test_trials_never_see_the_test_split(search):
 @pytest.mark.parametrize(
     ("ranges", "rates", "said"),
     [
-        ("x0.5,x1,x2", [0.0707, 0.1414, 0.2828], "without a search it is"),
-        (".1,.2", [0.1414, 0.1, 0.2], "without a search it is"),
+        ("x0.5,x1,x2", [0.01414, 0.02828, 0.05656], "without a search it is"),
+        (".1,.2", [0.02828, 0.1, 0.2], "without a search it is"),
     ],
 )
 def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search):
@@ -147,7 +149,8 @@ def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search)
     search(look, search=f"learning_rate={ranges}", **how)
     assert said in search.printed
     assert [given["learning_rate"] for given in seen] == pytest.approx(rates, rel=1e-3)
-    (entry,) = search.best.entries
+    entry, untouched = search.best.entries
+    assert dict(untouched.settings) == {}  # a run without a search has the rule itself
     for given in (*seen, entry.settings):
         assert (given["optimizer"], given["layer_rates"], given["ema"]) == ("adam", "equal", 0.0)
 
@@ -178,16 +181,51 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
     assert one < spent  # negative control: of the trials of one method alone
     cost = f"the epsilon of choosing is {epsilon_words(spent)} at delta 1e-05"
     sentence = f"Choosing among 6 trials by held-out private rows: {cost}"
-    note = tomllib.loads((tmp_path / "search" / "best.toml").read_text())["notes"][0]
     for text in (
         printed,
         json.loads((tmp_path / "search" / "search.json").read_text())["privacy"][0],
-        note,
     ):
         assert sentence in text
+    assert search.best.choosing.epsilon == spent
+    note = " ".join(search.best.choosing.words)
+    assert cost in note
     assert "the epsilon of choosing is inf for them" in note
     assert printed.index("CHOOSING COSTS PRIVACY") < printed.index("[1/6]")
     assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
+
+
+def test_the_runs_that_follow_have_the_untouched_settings_and_every_seed_is_counted(search):
+    """Two methods, chosen and untouched, with three seeds: twelve runs."""
+    target = {name: value for name, value in TINY.items() if name != "noise_multiplier"}
+    keys = {"grid": {"epsilons": [2.0], "settings": target}}
+    preset = {"dpsgd": 0.4, "lsg": 0.8}
+
+    def untouched_is_worst(job: CellJob) -> Outcome:
+        return finish(job, worse=job.given["learning_rate"] == preset[job.given["method"]])
+
+    _, printed, _ = search(untouched_is_worst, **keys)
+    assert [(entry.label, entry.method) for entry in search.best.entries] == [
+        ("dpsgd", "dpsgd"),
+        ("dpsgd-untouched", "dpsgd"),
+        ("lsg", "lsg"),
+        ("lsg-untouched", "lsg"),
+    ]
+    spent = search.best.choosing.epsilon
+    runs, whole = epsilon_words(12 * 2.0), epsilon_words(spent + 12 * 2.0)
+    assert (
+        f"The 12 runs that follow, of chosen and untouched settings with each seed, add {runs}"
+        in printed
+    )
+    assert f"Together: at most {whole} at delta 0.00013" in printed
+
+
+def test_where_the_best_trial_is_that_without_a_search_no_run_is_repeated(search):
+    def untouched_is_best(job: CellJob) -> Outcome:
+        return finish(job, worse=job.given["learning_rate"] != 0.4)
+
+    search(untouched_is_best, search="learning_rate=.1,.4", methods=("dpsgd",))
+    assert [entry.label for entry in search.best.entries] == ["dpsgd"]
+    assert search.best.choosing.untouched == {"dpsgd": "dpsgd"}
 
 
 @pytest.mark.parametrize(

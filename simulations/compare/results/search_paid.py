@@ -1,0 +1,97 @@
+"""Did a search pay? Chosen settings against the same method without a search, on the same seeds, in
+one sentence; and what both cost.
+"""
+
+import math
+
+from fedlsg.simulations.compare.results.lines import (
+    SAME,
+    Line,
+    number_of,
+    paired,
+    score_words,
+)
+from fedlsg.simulations.compare.results.pandas_library import pd
+from fedlsg.simulations.report.words import counted, epsilon_words
+
+FIGURES = 3
+"""An epsilon for another run is named with so many digits."""
+
+
+def search_paid(table: pd.DataFrame) -> list[str]:
+    """A sentence for each finished line with chosen settings, the smallest epsilon first."""
+    done = [line for line in table.itertuples() if line.n]
+    return [_of(line, done) for line in done if line.untouched]
+
+
+def _of(line: Line, done: list[Line]) -> str:
+    at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
+    if line.untouched == line.given_label:
+        return (
+            f"{line.name}{at}: the search found nothing better than the values without a search"
+            f"{_cost(line)}."
+        )
+    same = [one for one in done if one.given_label == line.untouched and one.task == line.task]
+    other = next((one for one in same if one.epsilon_target == line.epsilon_target), None)
+    if other is None:
+        return (
+            f"{line.name}{at}: whether the search paid is not known, {line.untouched} has no run."
+        )
+    return f"{_gain(line, other, at)}{_cost(line, other)}{_instead(line, same)}."
+
+
+def _gain(line: Line, other: Line, at: str) -> str:
+    """Chosen minus untouched, and what that shows."""
+    lag = paired(other, line)  # how far the untouched settings are behind
+    better = lag.behind > 0
+    verdict = "gained" if better else "lost"
+    if lag.may_be_chance:
+        verdict = "may have gained nothing" if better else "gained nothing that these runs show"
+    unit = "" if line.by_loss else " points"
+    error = number_of(line, lag.error)
+    over = f"standard error {error}, paired over {lag.seeds} seeds" if error else "one seed"
+    if lag.may_be_chance and error:
+        over += "; it may be chance"
+    return (
+        f"The search of {line.name}{at} {verdict}: chosen minus untouched settings is "
+        f"{'+' if better else '-'}{number_of(line, abs(lag.behind))}{unit} ({over})"
+    )
+
+
+def _cost(line: Line, other: Line = None) -> str:
+    """What choosing and all runs of the line cost, next to the runs alone."""
+    if line.epsilon_with_choosing is None:
+        return ""
+    if line.choosing_epsilon == 0:
+        return "; choosing cost no privacy"
+    runs = counted(len(line.runs), "run")
+    whole = (
+        f"; choosing cost epsilon {epsilon_words(line.choosing_epsilon)}, with its {runs} "
+        f"{epsilon_words(line.epsilon_with_choosing)} in all at delta {line.delta_with_choosing:g}"
+    )
+    if other is None or other.epsilon_with_choosing is None:
+        return whole
+    return f"{whole}, without a search {epsilon_words(other.epsilon_with_choosing)}"
+
+
+def _instead(line: Line, untouched: list[Line]) -> str:
+    """What the untouched settings reach in one run that spends no more; how to know where no such
+    run is here.
+    """
+    whole, target = line.epsilon_with_choosing, line.epsilon_target
+    if whole is None or target is None or line.choosing_epsilon == 0 or math.isinf(whole):
+        return ""
+    known = [one for one in untouched if target < (one.epsilon_target or 0) <= whole * (1 + SAME)]
+    if known:
+        most = max(known, key=lambda one: one.epsilon_target)
+        unit = "" if most.by_loss else " %"
+        return (
+            f". A run of the untouched settings at epsilon {most.epsilon_target:g}, which is no "
+            f"more, has {score_words(most)}{unit}"
+        )
+    step = 10.0 ** (math.floor(math.log10(whole)) - FIGURES + 1)
+    most = f"{math.floor(whole / step) * step:.{FIGURES}g}"
+    return (
+        f". What one run of the untouched settings at epsilon {most} reaches is not known: fedlsg "
+        f"compare --grid grid.toml --epsilons {target:g},{most} --out . in this folder measures it"
+    )
