@@ -34,10 +34,12 @@ class Plan(Base):
     ``notes``: what the owner should know before the first charge, a sentence each.
     ``began``: when the command or call began that the user waits for, on the clock of
         ``time.monotonic``.
+    ``given``: the settings that its user gave, as ``words_given`` has them.
     """
 
     terms: Sequence[ClientTerms]
     notes: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
     began: float = field(default_factory=time.monotonic)
 
 

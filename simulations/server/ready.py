@@ -20,6 +20,7 @@ from fedlsg.simulations.planning.earlier_runs.warm_start import before_start
 from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
+from fedlsg.simulations.settings.rule_gave_way import rule_notes
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from fedlsg.state import different_terms
@@ -65,6 +66,8 @@ def ready_plan(
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
         plan = replace(plan, notes=check_evaluation(plan))
+    notes = rule_notes(given, settings, plan.settings, plan.workload)
+    plan = replace(plan, notes=(*notes, *plan.notes), given=frozenset(given))
     return replace(plan, began=began)
 
 
