@@ -42,7 +42,7 @@ from fedlsg.simulations.report.pages.page import (
 )
 from fedlsg.simulations.report.pages.settings_section import settings_section, values_line
 from fedlsg.simulations.report.pages.template import render
-from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
+from fedlsg.simulations.report.words import epsilon_words, outcome, privacy_line, run_headline
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
     MAY_NAME_FILES,
@@ -155,8 +155,26 @@ def _privacy(result: Result) -> list[Part]:
         line = privacy_line(result.summary)
         said = [Text(words=f"{line[:1].upper()}{line[1:]}.")]
         said += facts_if_any(_chosen(result, ("readers",)))
+    if before := started_words(result):
+        said = [Text(words=before), *said]
     rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
     return [*_cards(cards), *said, *rho]
+
+
+def started_words(result: Result) -> str:
+    """What a run that starts from another one counts in addition to its own rounds; empty for
+    another run.
+    """
+    before = result.start.get("before")
+    if not before:
+        return ""
+    what = f"{before['rounds']} rounds"
+    if "epsilon" in before and result.noisy:
+        what = f"epsilon {epsilon_words(before['epsilon'])} and {what}"
+        counted = "The epsilon here includes that; rounds, bytes and time here do not."
+    else:
+        counted = "Rounds, bytes and time here do not include these."
+    return f"Trained further: started from {before['run']}, after {what}. {counted}"
 
 
 def _cards(cards: Sequence[Tile]) -> list[Part]:
@@ -228,7 +246,7 @@ def _help(result: Result, against: Result | None) -> list[Part]:
     """Hints; that there is none, of a finished run."""
     if not result.done:
         return []
-    found = hints(result, against=against is not None)
+    found = hints(result, against=against)
     return [Facts(rows=tuple(found))] if found else [Text(words=NOTHING)]
 
 

@@ -149,7 +149,10 @@ def privacy_tiles(result: Result) -> list[Tile]:
         tiles.append(Tile(name="noise over clip norm", value=f"{summary['rho']:.3g}", note=note))
     budget = settings.get("epsilon")
     if budget is not None:
-        note = f"of epsilon {budget:g}, which was planned for {settings.get('rounds')} rounds"
+        before = result.start.get("before", {}).get("rounds")
+        rounds = f"{settings.get('rounds')} rounds"
+        rounds += "" if before is None else f" after the {before} of the run before"
+        note = f"of epsilon {budget:g}, which was planned for {rounds}"
         share = float(summary["epsilon_max"]) / budget
         tiles.append(
             Tile(name="privacy budget", value=f"{100 * min(share, 1):.0f} % spent", note=note)

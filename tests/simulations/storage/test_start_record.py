@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedlsg.simulations.report.page_of_run.run_page import run_page, started_words
+from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.storage.results import read_run
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.own import quick
@@ -44,6 +46,20 @@ def test_the_runs_before_are_counted_as_their_ledgers_have_them(runs):
     last = start(third)["before"]
     assert (last["run"], last["rounds"]) == ("second", 5)
     assert last["epsilon"] == pytest.approx(second.epsilon, rel=1e-6)
+
+
+def test_the_page_says_what_is_included(runs):
+    words = started_words(read_run(Path(runs[1].directory)))
+    epsilon = epsilon_words(runs[0].epsilon)
+    assert words.startswith(
+        f"Trained further: started from first, after epsilon {epsilon} and 3 rounds. The epsilon "
+        "here includes that"
+    )
+    page = run_page(read_run(Path(runs[1].directory)))
+    assert words in page
+    assert "planned for 2 rounds after the 3 of the run before" in page
+    assert "learning_rate=0.1 turns the rule off" in page
+    assert "Trained further" not in run_page(read_run(Path(runs[0].directory)))
 
 
 def test_a_run_without_the_file_reads_as_before_and_a_changed_one_is_named(runs, tmp_path):
