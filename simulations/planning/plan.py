@@ -3,7 +3,7 @@ the server's side.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from fedlsg.accounting.population import spread
@@ -39,7 +39,7 @@ class Plan(Base):
 
     terms: Sequence[ClientTerms]
     notes: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
 

@@ -33,6 +33,7 @@ from fedlsg.simulations.settings.settings import (
     names_given,
     permit_code,
     values_of,
+    words_given,
 )
 from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -221,7 +222,7 @@ def _run(
             settings = from_root(resolve(given))
             by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
             plan = ready_plan(
-                settings, given=names_given(given), callbacks=(*by_name, *own), began=began
+                settings, given=words_given(given), callbacks=(*by_name, *own), began=began
             )
             writer = writer_of(plan)
             folder = None if out is None else str(out)

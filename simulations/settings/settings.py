@@ -470,6 +470,19 @@ def names_given(given: Mapping[str, object]) -> frozenset[str]:
     return frozenset(name.replace("-", "_") for name in said)
 
 
+def words_given(given: Mapping[str, object]) -> dict[str, str]:
+    """The settings of ``names_given``, each with the word in the place of a number that its user
+    gave, as "auto" or "x0.5"; else "".
+    """
+    said = {name.replace("-", "_"): value for name, value in given.items()}
+    return {
+        name: str(said[name]).strip()
+        if name in AUTOMATIC and re.fullmatch(f"{AUTO}|{FACTOR}", str(said[name]))
+        else ""
+        for name in sorted(names_given(given))
+    }
+
+
 def permit_code(given: Mapping[str, object]) -> None:
     """Let the code that raw settings name run in this process: its user gave them, and no run
     directory did.

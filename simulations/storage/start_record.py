@@ -1,25 +1,26 @@
 """start.json: how a run began, for its page. Nothing is computed from it, and ``resume`` reads
 none of it.
 
-    given     names of the settings that its user gave
+    given     settings that its user gave, by name: "auto" or "x0.5" where that was given in the
+              place of a number, else ""
     notes     what was said of them before the first charge, a sentence each
     before    of a run that starts from another one: its name, its epsilon and its rounds, with
               those that were before it
+    rows      names of files; clients, and the examples or persons that they hold, at least, at most
+              and in all; whether the data give clients names, which are not here
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedlsg.simulations.storage.atomic_files import Record, seal, unseal, write_atomically
 from fedlsg.simulations.storage.run_directory import RunDir
 
 
 def write_start(
-    run: RunDir, *, given: Collection[str], notes: Sequence[str], before: Record
+    run: RunDir, *, given: Mapping[str, str], notes: Sequence[str], before: Record, rows: Record
 ) -> None:
-    """Write the file; nothing where there is nothing to say, as in a run of ``flwr run``."""
-    if not (given or notes or before):
-        return
-    record = {"given": sorted(given), "notes": list(notes), "before": before}
+    """Write the file."""
+    record = {"given": dict(given), "notes": list(notes), "before": before, "rows": rows}
     write_atomically(run.start, seal(record, indent=2))
 
 

@@ -114,7 +114,34 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
     # first: a folder with config.toml is a run, which has the record of its code
     keep_code(run.path, as_config(plan.settings), plan.own_code)
     run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
-    write_start(run, given=plan.given, notes=plan.notes, before=spent_before(plan))
+    write_start(
+        run,
+        given=plan.given,
+        notes=plan.notes,
+        before=spent_before(plan),
+        rows=rows_record(plan),
+    )
+
+
+def rows_record(plan: Plan) -> Record:
+    """What may be seen of the rows of a run: files, and N_k of all clients together, unless the
+    server keeps who takes part a secret.
+    """
+    # a file for each client most often has its name
+    places = () if plan.workload.parts is not None else plan.workload.places
+    files = {"files": sorted({place.name for place in places})}
+    if plan.unit.at_server:
+        return files
+    sizes = plan.clients.sizes
+    return {
+        **files,
+        "clients": len(sizes),
+        "counted": plan.unit.counted,
+        "least": min(sizes),
+        "most": max(sizes),
+        "all": sum(sizes),
+        "named": plan.clients.names is not None,
+    }
 
 
 def spent_before(plan: Plan) -> Record:

@@ -80,11 +80,11 @@ def quality_tiles(result: Result, against: Result | None = None) -> list[Tile]:
         note = (
             rows if result.chance is None else f"{rows}; guessing: {percent(result.chance.level)}"
         )
-        if against is not None:
-            without = percent(float(against.accuracy or 0))
-            note += f"; without privacy: {without} ({against.name})"
         name = "accuracy" if result.held_out else "test accuracy"
         found.append(Tile(name=f"{name}{so_far}", value=percent(result.accuracy), note=note))
+        if against is not None:
+            without, note = percent(against.accuracy), f"the run {against.name}"
+            found.append(Tile(name="without privacy", value=without, note=note))
     mean = result.summary.get("predict_the_mean", {})
     loss = result.summary.get("loss", _last(row.loss for row in result.rows))
     if loss is not None:

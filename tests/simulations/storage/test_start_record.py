@@ -65,7 +65,7 @@ def test_the_page_says_what_is_included(runs):
 def test_a_run_without_the_file_reads_as_before_and_a_changed_one_is_named(runs, tmp_path):
     path = RunDir(Path(runs[2].directory)).start
     text = path.read_text()
-    path.write_text(json.dumps(json.loads(text) | {"given": []}))
+    path.write_text(json.dumps(json.loads(text) | {"given": {}}))
     with pytest.raises(ValueError, match=r"start\.json"):
         start(runs[2])
     path.unlink()
