@@ -6,8 +6,8 @@ none of it.
     notes     what was said of them before the first charge, a sentence each
     before    of a run that starts from another one: its name, its epsilon and its rounds, with
               those that were before it
-    rows      names of files; clients, and the examples or persons that they hold, at least, at most
-              and in all; whether the data give clients names, which are not here
+    rows      names of files; clients, and the examples or persons that they hold: the fewest, the
+              most, and all together; whether the data give clients names, which are not here
 """
 
 from collections.abc import Mapping, Sequence

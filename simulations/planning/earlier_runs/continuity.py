@@ -137,7 +137,7 @@ def rows_record(plan: Plan) -> Record:
         **files,
         "clients": len(sizes),
         "counted": plan.unit.counted,
-        "least": min(sizes),
+        "fewest": min(sizes),
         "most": max(sizes),
         "all": sum(sizes),
         "named": plan.clients.names is not None,

@@ -29,7 +29,7 @@ def data_facts(result: Result) -> dict[str, str]:
 
 
 def _rows_words(rows: dict[str, int]) -> str:
-    counted, least, most = str(rows["counted"]), rows["least"], rows["most"]
+    counted, least, most = str(rows["counted"]), rows["fewest"], rows["most"]
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     clients = rows["clients"]
     if clients == 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
+from fedlsg.simulations.planning.advice.remarks import RHO_IS
 from fedlsg.simulations.report.drawing.chart import PREDICT_THE_MEAN
 from fedlsg.simulations.report.pages.page import Badge, Meter, Meters, Tile
 from fedlsg.simulations.report.words import (
@@ -145,8 +146,8 @@ def privacy_tiles(result: Result) -> list[Tile]:
         note = f"the largest of {summary['clients']} clients{of_whom(summary)} spent {spent}"
         tiles.append(Tile(name="epsilon of the median client", value=median, note=note))
     if summary.get("rho"):
-        note = f"rho, of one step; sigma {summary['noise_multiplier']:.4g}"
-        tiles.append(Tile(name="noise over clip norm", value=f"{summary['rho']:.3g}", note=note))
+        note = f"{RHO_IS}; sigma, the noise multiplier, is {summary['noise_multiplier']:.4g}"
+        tiles.append(Tile(name="rho", value=f"{summary['rho']:.3g}", note=note))
     budget = settings.get("epsilon")
     if budget is not None:
         before = result.start.get("before", {}).get("rounds")
@@ -179,7 +180,7 @@ def _reader(summary: Summary) -> str:
     if summary["trust"] == "server":
         return "against readers of the weights, not against the server"
     if summary["trust"] not in SHARED or not strongest(summary):
-        return "against everybody who reads it, server and clients too"
+        return "against everybody who reads the messages: server, other clients, outside"
     return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
 
 
