@@ -28,6 +28,7 @@ from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.report.terminals.progress import working
 from fedlsg.simulations.report.terminals.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
 from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_words
@@ -298,11 +299,10 @@ def plan_command(
     """
     settings = from_root(resolve(given))
     callbacks = named(settings.callbacks)
-    with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(
-            settings, progress=status.update, given=words_given(given), callbacks=callbacks
-        )
-        status.update("two rounds on public rows")
+    where = Console(stderr=True) if as_json else console  # JSON is alone on its stream
+    with working(where, "loading data, calibrating noise") as say:
+        plan = ready_plan(settings, progress=say, given=words_given(given), callbacks=callbacks)
+        say("two rounds on public rows")
         facts = facts_of(plan, phones=phones, dropout=dropout)
     if as_json:
         endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
