@@ -61,6 +61,6 @@ class StepSettings(TypedDict, total=False):
 class MethodSettings(StepSettings, total=False):
     """Settings of a method."""
 
-    learning_rate: float | Literal["auto"]
+    learning_rate: float | str
     noise_multiplier: float
     optimizer: str

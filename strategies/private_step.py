@@ -258,6 +258,17 @@ class PrivateStep:
             # already
             _ = self._terms
 
+    def __repr__(self) -> str:
+        """Method, sigma, q, steps and epsilon so far, from the ledger."""
+        spent, budget = self.epsilon(), self._spending.epsilon
+        planned = "" if budget is None else f" of {budget:g}"
+        at = "" if self.delta is None else f" at delta {self.delta:g}"
+        return (
+            f"PrivateStep(method={self.method.name!r}, sigma={self.noise_multiplier:.4g}, "
+            f"q={self.sample_rate:.4g}, {self.steps_taken} of {self.steps} steps, "
+            f"epsilon {spent:.4g}{planned}{at})"
+        )
+
     @property
     def num_examples(self) -> int:
         """N: the number of rows, which is public; with ``groups``, ``num_persons`` is, and not

@@ -91,7 +91,9 @@ HEAD = """# Settings
 Made by `python -m docs._sphinx.settings`; do not edit. `--name value` or `-c name=value` sets one,
 `fedlsg settings NAME` shows it. Under "range", x is the value. A default of `-` means that the setting is not used
 unless it is given, or that it follows from others. A setting that is in no list of methods is taken by every run. The
-value in a workload's preset goes before the default; `fedlsg list presets` has those of the papers."""
+value in a workload's preset goes before the default; `fedlsg list presets` has those of the papers. `by rule`: where
+there is no such preset, [the rule](choosing.md) gives it; `fedlsg settings NAME` has the value where a given setting
+turns the rule off."""
 
 
 def settings_page() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from fedlsg import strategies
 from fedlsg.config import Declared
 from fedlsg.simulations.run.simulate import MORE, simulate
-from fedlsg.simulations.settings.settings import AUTOMATIC, all_settings
+from fedlsg.simulations.settings.settings import AUTOMATIC, RATE, all_settings
 from fedlsg.simulations.workloads import Workload
 from fedlsg.strategies.private_step import PrivateStep
 
@@ -125,6 +125,8 @@ def _type(one: Declared) -> str:
         words = words if len(words) < 80 else "str"
     else:
         words = one.kind.__name__
+    if one.name == RATE:  # auto, or a multiple as x0.5
+        return f"{words} | str"
     words += ' | Literal["auto"]' if one.name in AUTOMATIC and one.kind is not str else ""
     return f"{words} | None" if one.optional else words
 

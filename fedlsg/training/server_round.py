@@ -33,7 +33,14 @@ Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
 LayerRates = Literal["equal", "fan-in"]
 
-LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf)]
+LearningRate = Annotated[
+    float,
+    Setting(
+        "Learning rate of the server; auto: by the rule; x0.5: half of the one without it.",
+        above=0,
+        below=math.inf,
+    ),
+]
 NormsRate = Annotated[
     float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)
 ]

@@ -105,7 +105,7 @@ def audit(
         float | None, option(help="Without a run: the claim; default the workload's.")
     ] = None,
     noise_multiplier: Annotated[
-        float | None, option(help="Without a run: noise over clip norm, instead.")
+        float | None, option(help="Without a run: the noise multiplier sigma, instead.")
     ] = None,
     mode: Annotated[
         str, option(help="unit (canary gradients; default) or training (canary examples).")
@@ -206,7 +206,7 @@ def attack(
     ] = None,
     epsilon: Annotated[float | None, option(help="As --method: default the workload's.")] = None,
     noise_multiplier: Annotated[
-        float | None, option(help="As --method: noise over clip norm, instead.")
+        float | None, option(help="As --method: the noise multiplier sigma, instead.")
     ] = None,
     view: Annotated[
         str | None,

@@ -128,7 +128,8 @@ USUAL = {
     "rank": "Rank r of the carriers.",
     "sparsity": "Share p of units or coordinates that is frozen.",
     "clip_norm": "Clip norm C of an example's gradient.",
-    "learning_rate": "Learning rate of the server.",
+    "learning_rate": "Learning rate of the server; auto: by the rule; x0.5: half of the "
+    "one without it.",
     "optimizer": "Server optimizer: sgd, adam, Yogi or another class of torch.optim.",
     "momentum": "Momentum of the server's SGD.",
 }

@@ -3,7 +3,7 @@ the server's side.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from fedlsg.accounting.population import spread
@@ -34,10 +34,12 @@ class Plan(Base):
     ``notes``: what the owner should know before the first charge, a sentence each.
     ``began``: when the command or call began that the user waits for, on the clock of
         ``time.monotonic``.
+    ``given``: the settings that its user gave, as ``words_given`` has them.
     """
 
     terms: Sequence[ClientTerms]
     notes: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
 

@@ -44,7 +44,9 @@ def outcome(summary: Summary) -> dict[str, str]:
         "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
         "readers": readers_line(summary),
-        "noise": f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else "",
+        "noise": f"rho {rho:.3g} (length of the noise in a step's mean gradient, in clip norms)"
+        if rho
+        else "",
         **_sent(summary),
         "transfer": ", ".join(links),
         "empty rounds": f"{empty} of {summary['rounds']} brought no update" if empty else "",
@@ -211,9 +213,11 @@ def privacy_line(summary: Summary) -> str:
     if unit.whole:
         of = f"{unit.level}: of {unit.protects}"
     else:
+        median = epsilon_words(float(summary["epsilon_median"]))
         of = (
-            f"largest of {summary['clients']} clients{of_whom(summary)}, median "
-            f"{epsilon_words(float(summary['epsilon_median']))}"
+            f"each of {summary['clients']} clients at most"
+            if median == epsilon_words(epsilon)
+            else f"largest of {summary['clients']} clients{of_whom(summary)}, median {median}"
         )
         of += unit.level and f", {unit.level}"
     line = (

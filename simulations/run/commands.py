@@ -20,6 +20,7 @@ from fedlsg.simulations.engines import engine, signals
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.door import limited_memory
 from fedlsg.simulations.engines.watchers import RayLostError, last_word
+from fedlsg.simulations.planning.advice.alike_names import alike_line
 from fedlsg.simulations.planning.advice.balance import dealt
 from fedlsg.simulations.planning.advice.hints import at_guessing, guessing_line
 from fedlsg.simulations.planning.advice.remarks import (
@@ -69,7 +70,7 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.restore import restore
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
-from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.settings import Settings, words_given
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.atomic_files import resumable
 from fedlsg.simulations.storage.lock import create, exclusive
@@ -115,7 +116,7 @@ def run_command(
         plan = ready_plan(
             settings,
             progress=say,
-            given=names_given(given),
+            given=words_given(given),
             loaded=loaded,
             callbacks=callbacks,
             began=began,
@@ -423,8 +424,9 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
             print_line(line, console)
-    for line in (*advice(plan), *plan.notes):
-        print_line(line, console, "yellow")
+    for line in (*advice(plan), *plan.notes, alike_line(plan.clients.names)):
+        if line:
+            print_line(line, console, "yellow")
     public = plan.initial.server().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier
     # factors of the update have no mask

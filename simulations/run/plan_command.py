@@ -19,6 +19,7 @@ from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.cluster import processors
+from fedlsg.simulations.planning.advice.alike_names import alike_line
 from fedlsg.simulations.planning.advice.balance import dealt
 from fedlsg.simulations.planning.advice.own_choices import choices
 from fedlsg.simulations.planning.advice.remarks import isolation_line, rho_of, sum_bits
@@ -27,13 +28,14 @@ from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.report.terminals.progress import working
 from fedlsg.simulations.report.terminals.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
 from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_words
 from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
-from fedlsg.simulations.settings.settings import names_given
+from fedlsg.simulations.settings.settings import words_given
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
@@ -297,18 +299,18 @@ def plan_command(
     """
     settings = from_root(resolve(given))
     callbacks = named(settings.callbacks)
-    with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(
-            settings, progress=status.update, given=names_given(given), callbacks=callbacks
-        )
-        status.update("two rounds on public rows")
+    where = Console(stderr=True) if as_json else console  # JSON is alone on its stream
+    with working(where, "loading data, calibrating noise") as say:
+        plan = ready_plan(settings, progress=say, given=words_given(given), callbacks=callbacks)
+        say("two rounds on public rows")
         facts = facts_of(plan, phones=phones, dropout=dropout)
     if as_json:
         endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
         return print_whole(json.dumps(endless, indent=2, allow_nan=False), console)
     console.print(facts_shown(_words(facts)))
-    for line in (NOTE, *plan.notes):
-        print_note(line, console)
+    for line in (NOTE, *plan.notes, alike_line(plan.clients.names)):
+        if line:
+            print_note(line, console)
 
 
 def _words(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import ahead
 from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.earlier_runs.continuity import FURTHER, check_same_budgets
+from fedlsg.simulations.report.terminals.progress import working
 from fedlsg.simulations.run.commands import begun, continued, execute, going_on
 from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.run.on_record import on_record, writer_of
@@ -33,6 +34,7 @@ from fedlsg.simulations.settings.settings import (
     names_given,
     permit_code,
     values_of,
+    words_given,
 )
 from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -220,9 +222,14 @@ def _run(
         else:
             settings = from_root(resolve(given))
             by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-            plan = ready_plan(
-                settings, given=names_given(given), callbacks=(*by_name, *own), began=began
-            )
+            with working(console, "loading data, calibrating noise") as say:
+                plan = ready_plan(
+                    settings,
+                    progress=say,
+                    given=words_given(given),
+                    callbacks=(*by_name, *own),
+                    began=began,
+                )
             writer = writer_of(plan)
             folder = None if out is None else str(out)
             plan, directory = stack.enter_context(begun(plan, folder, console, again))

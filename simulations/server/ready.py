@@ -5,8 +5,9 @@ A plan may be charged for when the initial model was measured, and one round has
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from fedlsg.simulations.planning.earlier_runs.warm_start import before_start
 from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
+from fedlsg.simulations.settings.rule_gave_way import rule_notes
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from fedlsg.state import different_terms
@@ -27,13 +29,15 @@ from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import spaced
 from fedlsg.user_code.objects import restored
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
 
 def ready_plan(
     settings: Settings,
     *,
     progress: Progress = silent,
     declared: Sequence[int] | None = None,
-    given: Collection[str] = (),
+    given: Mapping[str, str] = NOTHING,
     loaded: LoadedWorkload | None = None,
     callbacks: Sequence[Callback] = (),
     spent: Spent | None = None,
@@ -42,7 +46,7 @@ def ready_plan(
 ) -> Plan:
     """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
 
-    ``began``: as in ``Plan``; by default now.
+    ``began``: as in ``Plan``; by default now. ``given``: of ``words_given``.
     Raises ValueError as ``make_plan``, ``check_evaluation``, ``rehearse`` and the ``on_plan`` of
     ``callbacks``.
     """
@@ -65,6 +69,8 @@ def ready_plan(
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
         plan = replace(plan, notes=check_evaluation(plan))
+    notes = rule_notes(given, settings, plan.settings, plan.workload)
+    plan = replace(plan, notes=(*notes, *plan.notes), given=given)
     return replace(plan, began=began)
 
 

@@ -31,7 +31,7 @@ from fedlsg.randomness import own_draws
 from fedlsg.rows import seeds_replaced
 from fedlsg.simulations import workloads
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
+from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, RATE, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.initial_model import build_model
 from fedlsg.tensors import spaced
@@ -225,6 +225,9 @@ RULED = (
 SMALL_AT_START = ("lora",)
 """Carriers whose factors are new, whatever the weights are that they adapt."""
 LINEAR = "linear"
+SGD = "sgd"
+BLOCKS = (RATE, "momentum", "optimizer")
+"""Settings that turn the rule off where they are given; of optimizers ``SGD`` alone."""
 BESIDE_RATES = ("momentum", "schedule", "final_learning_rate", "clip_norm", "batch_size")
 """Settings that presets give for their learning rates."""
 
@@ -237,7 +240,7 @@ def _is_linear_head(settings: Settings, workload: LoadedWorkload) -> bool:
 def _leaves_rates_open(given: Mapping[str, Any]) -> bool:
     """Whether neither a learning rate is given, nor what makes the optimizer a plain SGD."""
     optimizer = str(given.get("optimizer", "adam")).lower()
-    return optimizer != "sgd" and not {"learning_rate", "momentum"} & set(given)
+    return optimizer != SGD and not {*BLOCKS} - {"optimizer"} & set(given)
 
 
 def tuned_settings(settings: Settings, workload: LoadedWorkload) -> dict[str, Any]:

@@ -21,7 +21,12 @@ ON_TEST_PARTS = (
         "not deployed",
         f"{LIKE_TEST}, and nobody knows the class mix of clients with data of their own",
     ),
-    needs("not holdout", f"{LIKE_TEST}, and holdout tests on training rows, which are private"),
+    needs(
+        "not holdout",
+        f"{LIKE_TEST}, and holdout tests on training rows, which are private: write two files of "
+        "the table and give the second as test=, with the column of the clients in both (its rows "
+        "are then public, by your word)",
+    ),
 )
 """Rules of what is evaluated for each client."""
 OF_CLASSES = (

@@ -138,7 +138,7 @@ class Privacy:
     noise_multiplier: Annotated[
         float | None,
         Setting(
-            "Noise over clip norm, instead of a target.",
+            "Noise multiplier sigma (deviation of the noise over clip_norm), instead of epsilon.",
             above=0,
             below=inf,
             rules=(NOISE,),

@@ -28,6 +28,8 @@ from fedlsg.simulations.settings.settings import (
     from_values,
     mechanism_settings,
     server_settings,
+    split_multiple,
+    times,
     values_of,
 )
 from fedlsg.simulations.workloads import LoadedWorkload
@@ -62,6 +64,8 @@ FALLBACK: Mapping[str, Any] = MappingProxyType(
 def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     check_parameters(settings.parameters)
+    asked, factor = split_multiple({AUTO: settings.auto})
+    settings = replace(settings, auto=asked.get(AUTO))
     settings = choose_method(settings, workload)
     tuned = tuned_settings(settings, workload)
     preset = {**FALLBACK, **tuned}
@@ -98,7 +102,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     gaps = {
         name: value for name, value in preset.items() if name in wanted - gone and name not in given
     }
-    filled = fill_codecs(from_values({**given, **gaps}))
+    filled = fill_codecs(from_values({**given, **times(gaps, factor)}))
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     assert per_round is not None
     spare = per_round // SPARE

@@ -7,6 +7,7 @@ Settings of every run are known without torch. Others (of a method, the mechanis
 codecs) are declared where they are used; functions import that, for it loads torch.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -93,6 +94,14 @@ that never returns to Python, and is lost with a client that ends its process.
 
 AUTOMATIC = ("rounds", "learning_rate")
 """Settings that take the value "auto"."""
+
+RATE = "learning_rate"
+RATES = (RATE, "final_learning_rate", "norms_learning_rate", "classifier_learning_rate")
+"""The learning rate, and the settings whose values are in proportion to it."""
+TIMES = "*"
+"""Between the name and a multiple, among what a rule is to choose."""
+FACTOR = r"\s*x(\d+\.?\d*|\.\d+)\s*"
+"""A multiple of the value that a run has where nobody gives one, as "x0.5"."""
 
 NAMES_OF_CODE = ("workload", "method")
 MAY_NAME_FILES = (*NAMES_OF_CODE, "source")
@@ -282,6 +291,9 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         value = given[raw_name]
         if value in (None, PRESET) or one.name in chosen:
             continue
+        if one.name == RATE and (multiple := re.fullmatch(FACTOR, str(value))):
+            chosen.append(f"{RATE}{TIMES}{_above_zero(multiple[1], str(value))}")
+            continue
         if (one.name, value) == ("method", AUTO):  # what it is without a word
             continue
         for name, own in _of_clients(one.name, value).items():
@@ -292,6 +304,31 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         parsed[AUTO] = " ".join(chosen)
     return {
         name: absolute(value) if name in MAY_NAME_FILES else value for name, value in parsed.items()
+    }
+
+
+def _above_zero(number: str, value: str) -> str:
+    if not float(number) > 0:
+        raise ValueError(f"expected a multiple above 0 for {RATE}, such as x0.5, got {value!r}")
+    return number
+
+
+def split_multiple(values: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Parsed values without the multiple of the learning rate, and the multiple: 1 where none was
+    given.
+    """
+    words = str(values.get(AUTO) or "").split()
+    factors = [float(word.partition(TIMES)[2]) for word in words if TIMES in word]
+    kept = " ".join(word for word in words if TIMES not in word)
+    rest = {name: value for name, value in values.items() if name != AUTO}
+    return rest | ({AUTO: kept} if kept else {}), factors[0] if factors else 1.0
+
+
+def times(values: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Values in which each learning rate is ``factor`` times as large, to four digits."""
+    return {
+        name: float(f"{value * factor:.4g}") if name in RATES and factor != 1 else value
+        for name, value in values.items()
     }
 
 
@@ -431,6 +468,19 @@ def names_given(given: Mapping[str, object]) -> frozenset[str]:
         name for name, value in given.items() if value is not False and value not in (None, PRESET)
     )
     return frozenset(name.replace("-", "_") for name in said)
+
+
+def words_given(given: Mapping[str, object]) -> dict[str, str]:
+    """The settings of ``names_given``, each with the word in the place of a number that its user
+    gave, as "auto" or "x0.5"; else "".
+    """
+    said = {name.replace("-", "_"): value for name, value in given.items()}
+    return {
+        name: str(said[name]).strip()
+        if name in AUTOMATIC and re.fullmatch(f"{AUTO}|{FACTOR}", str(said[name]))
+        else ""
+        for name in sorted(names_given(given))
+    }
 
 
 def permit_code(given: Mapping[str, object]) -> None:

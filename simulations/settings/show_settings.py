@@ -17,6 +17,7 @@ from fedlsg.config.rules import Rule, spell
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.simulations import workloads
+from fedlsg.simulations.settings.automatic import RULED
 from fedlsg.simulations.settings.resolve import FALLBACK
 from fedlsg.simulations.settings.rule_checker import FACTS, all_rules, codec_lists
 from fedlsg.simulations.settings.settings import (
@@ -69,7 +70,7 @@ def whole(one: Declared) -> Table:
         "meaning": one.setting.meaning,
         "unit": one.setting.unit,
         "range": range_of(one),
-        "default": by_value(used.defaults) or default_of(one),
+        "default": by_value(used.defaults) or _by_rule(one) or default_of(one),
         "used by": used.by,
         **{f"  {name}": line for name, line in values_of(one.name).items()},
         "presets": by_value(used.workloads),
@@ -131,10 +132,25 @@ def by_value(found: Mapping[str, object]) -> str:
 
 def default_of(one: Declared) -> str:
     """The default of a setting where no workload says otherwise."""
-    value = FALLBACK.get(one.name, None if one.default is REQUIRED else one.default)
+    value = _fallback(one)
+    if one.name in RULED:
+        return "by rule"
     if len(set(map(str, used_by(one.name).defaults.values()))) > 1:
         return "by method"
     return text_of(value)
+
+
+def _fallback(one: Declared) -> Any:
+    return FALLBACK.get(one.name, None if one.default is REQUIRED else one.default)
+
+
+def _by_rule(one: Declared) -> str:
+    """The default of a setting that the rule gives; empty for another one."""
+    if one.name not in RULED:
+        return ""
+    otherwise = text_of(_fallback(one))
+    last = "" if otherwise == "-" else f"; {otherwise} where a given setting turns the rule off"
+    return f"a workload's preset, else the rule of fedlsg docs choosing{last}"
 
 
 def text_of(value: object) -> str:

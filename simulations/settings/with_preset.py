@@ -24,6 +24,8 @@ from fedlsg.simulations.settings.settings import (
     Settings,
     from_values,
     parse,
+    split_multiple,
+    times,
 )
 from fedlsg.user_code import is_reference
 
@@ -80,7 +82,8 @@ def resolve(given: Mapping[str, object]) -> Settings:
     if "learning_rate" in known:  # the rates of a preset's groups keep their ratios
         printed, given_rate = preset.settings["learning_rate"], known["learning_rate"]
         under |= {n: under[n] / printed * given_rate for n in GROUP_RATES if n in under}
-    return from_values({**under, **known, "from_preset": preset.name})
+    asked, factor = split_multiple(known)
+    return from_values({**times(under, factor), **asked, "from_preset": preset.name})
 
 
 def check_origin(known: Mapping[str, object]) -> None:

@@ -54,6 +54,12 @@ class Declared:
 SERVER, CLIENT, DRIVER = "server", "client", "driver"
 RUN = (
     Declared("config.toml", "all settings, resolved", DRIVER),
+    Declared(
+        "start.json",
+        "names of the settings that were given, what was said of them, and what a run before had "
+        "spent, for the page",
+        DRIVER,
+    ),
     Declared("code.json", "digests of code of the user's own, if the settings name any", DRIVER),
     Declared("rounds.csv", "a row for every round", SERVER, damage="grows"),
     Declared(

@@ -44,7 +44,7 @@ AT_END = (
     "ledger.jsonl",
 )
 """Written when a run ends, and again when it ends once more."""
-ONCE = ("config.toml", "code.json", "clients/training-data.json")
+ONCE = ("config.toml", "start.json", "code.json", "clients/training-data.json")
 """Written before the first round."""
 STATIC = ("checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/sent.json")
 

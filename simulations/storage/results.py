@@ -9,7 +9,7 @@ of the sum does not know m - 1 shares. They are refused.
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedlsg.simulations.storage.atomic_files import Record
 from fedlsg.simulations.storage.journal import Link, read_lines, transfer_seconds
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.start_record import read_start
 from fedlsg.simulations.workloads.base.split import Chance
 
 Summary = Mapping[str, Any]
@@ -40,6 +41,7 @@ class Result:
     varied: the settings that its comparison varies, with their values.
     transfer: seconds that its messages would take on the link ``link``, if one was given and the
         run counted messages.
+    start: start.json; empty for a run without it.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Result:
     varied: tuple[tuple[str, Any], ...] = ()
     link: str = ""
     transfer: float | None = None
+    start: Summary = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -198,6 +201,7 @@ def read_run(
         transfer=transfer_seconds(read_lines(run.messages), link)
         if link and run.messages.exists()
         else None,
+        start=read_start(run),
     )
 
 

@@ -1,6 +1,7 @@
 """The run directory: everything that a run leaves behind.
 
     config.toml       resolved settings
+    start.json        what the user gave and what was spent before, for the page
     rounds.csv        one row a round
     bytes.csv         one line a message
     clients.csv       SECRET a row for each client, with its name
@@ -88,6 +89,7 @@ class RunDir:
     path: Path
 
     config = _Path("config.toml")
+    start = _Path("start.json")  # see ``start_record``
     rounds = _Path("rounds.csv")
     messages = _Path("bytes.csv")
     summary = _Path("summary.json")

@@ -292,3 +292,15 @@ def test_a_step_after_the_last_planned_one_says_so_first():
 
     with pytest.raises(BudgetError, match=r"^this step would pass the privacy budget"):
         take_all()
+
+
+def test_a_step_shows_what_it_is_and_what_it_has_spent():
+    """Numbers of its own properties: an address says nothing."""
+    step = private_step(method="dpsgd", noise_multiplier=None, epsilon=4.0)
+    before = repr(step)
+    assert f"0 of {step.steps} steps, epsilon 0 of 4 at delta" in before
+    step.step(batch)
+    shown = repr(step)
+    assert shown.startswith("PrivateStep(method='dpsgd', ")
+    assert f"sigma={step.noise_multiplier:.4g}, q={step.sample_rate:.4g}" in shown
+    assert f"1 of {step.steps} steps, epsilon {step.epsilon():.4g} of 4" in shown

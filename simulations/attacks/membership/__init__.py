@@ -79,7 +79,7 @@ from fedlsg.simulations.report.words import duration
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.rule_checker import refuse_groups, refuse_shuffled
-from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.settings import Settings, words_given
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.examined import STATE
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -129,7 +129,7 @@ def membership_command(
     refuse_groups(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
         plan = ready_plan(
-            as_shadow(wanted, device), progress=status.update, given=names_given(given)
+            as_shadow(wanted, device), progress=status.update, given=words_given(given)
         )
         claim = claimed(plan)
         if run is not None:

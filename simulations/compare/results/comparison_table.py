@@ -22,7 +22,7 @@ from fedlsg.simulations.compare.results.lines import (
     value_words,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
-from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
+from fedlsg.simulations.planning.advice.remarks import RHO_IS, RHO_MEANING
 from fedlsg.simulations.report.drawing.colours import looks
 from fedlsg.simulations.report.pages.facts import trust_words
 from fedlsg.simulations.report.pages.page import RowKind, Table
@@ -220,7 +220,7 @@ def notes(table: pd.DataFrame) -> list[str]:
         "the server; outside: the epsilon against a reader of the weights alone.": any(
             map(_differs_outside, table.itertuples())
         ),
-        f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}": any(table.rho),
+        f"rho: {RHO_IS}. {RHO_MEANING}": any(table.rho),
         **{
             f"Transfer: seconds that the messages of a run would take on {link}.": True
             for link in moved

@@ -25,6 +25,8 @@ from fedlsg.simulations.compare.grid.grid_file import read_toml
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.settings.automatic import RULED
 from fedlsg.simulations.settings.settings import (
+    FACTOR,
+    RATE,
     RUN,
     Settings,
     codec_settings,
@@ -70,9 +72,7 @@ NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
 EXAMPLE = '--search "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
 
-FACTOR = r"\s*x(\d+\.?\d*|\.\d+)\s*"
 MULTIPLES = re.compile(f"{FACTOR}(,{FACTOR})*")
-RATE = "learning_rate"
 KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
 
 Side = Literal["lowest", "highest"]

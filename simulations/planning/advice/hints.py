@@ -31,7 +31,7 @@ ENDS = 0.2
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """Training on public rows without clip and noise: accuracy against guessing, the loss before
-    and after, updates.
+    and after, and updates: until it learned, or all that there was time for.
     """
 
     learns: bool
@@ -115,6 +115,12 @@ def hint(run: Ended) -> str:
     if noisy and _swamped(run):
         ways = _less_noise(run, values=run.rho is not None and run.rho >= DENSE)
         return f"{noise_words(run.pull, run.rho)}: give {ways}"
+    if trial is not None and trial.updates > run.rounds:
+        return (
+            f"{run.rounds} updates are few: the model learned public rows in {trial.updates}"
+            f"{', without clip and noise' if noisy else ''}: give rounds="
+            f"{max(trial.updates, FEWEST_UPDATES)} or more"
+        )
     slope = run.slope
     if slope > MOVED:
         went = "was not finite at the end" if math.isinf(slope) else f"rose by {slope:.0%}"

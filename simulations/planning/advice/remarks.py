@@ -47,8 +47,11 @@ CLAIM = (
     "release. No amplification by shuffling is claimed. Adjacency is zero-out: one example is "
     "replaced by a record without a gradient"
 )
+RHO_IS = "length of the noise in a step's mean gradient, in clip norms"
 RHO_MEANING = (
-    "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
+    "rho far below 1: noise hides little of a step, so look for accuracy in a method that sends "
+    "more values, the model or its features. About 1 or more: send fewer values, or give larger "
+    "batches or trust=secure. "
     "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
 )
 
@@ -132,7 +135,7 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
     k = plan.settings.clients_per_round
     batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     return (
-        f"rho = {found:.3g}: norm of a step's noise over the clip norm "
+        f"rho = {found:.3g}: {RHO_IS} "
         f"({mean_frame(public).kept:,} values{before}, {k} "
         f"{'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
     )

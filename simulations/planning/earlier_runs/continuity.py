@@ -4,10 +4,12 @@ Epsilon is a maximum over clients that keep their examples and settings in the w
 run with other settings or data would report an epsilon that holds for neither.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedlsg.accounting.population import spread
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import source_digest
 from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
@@ -21,10 +23,12 @@ from fedlsg.simulations.settings.settings import (
     Settings,
     as_config,
 )
+from fedlsg.simulations.storage.atomic_files import Record
 from fedlsg.simulations.storage.manifest import AT_END, reopen
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.run_format import NUMBER, stamp
+from fedlsg.simulations.storage.start_record import read_start, write_start
 from fedlsg.simulations.workloads.base.parts import digest
 
 HARMLESS = frozenset(
@@ -110,6 +114,49 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
     # first: a folder with config.toml is a run, which has the record of its code
     keep_code(run.path, as_config(plan.settings), plan.own_code)
     run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
+    write_start(
+        run,
+        given=plan.given,
+        notes=plan.notes,
+        before=spent_before(plan),
+        rows=rows_record(plan),
+    )
+
+
+def rows_record(plan: Plan) -> Record:
+    """What may be seen of the rows of a run: files, and N_k of all clients together, unless the
+    server keeps who takes part a secret.
+    """
+    # a file for each client most often has its name
+    places = () if plan.workload.parts is not None else plan.workload.places
+    files = {"files": sorted({place.name for place in places})}
+    if plan.unit.at_server:
+        return files
+    sizes = plan.clients.sizes
+    return {
+        **files,
+        "clients": len(sizes),
+        "counted": plan.unit.counted,
+        "fewest": min(sizes),
+        "most": max(sizes),
+        "all": sum(sizes),
+        "named": plan.clients.names is not None,
+    }
+
+
+def spent_before(plan: Plan) -> Record:
+    """The run that a plan starts from, with the epsilon and the rounds until then; empty for
+    another plan. An epsilon that is not finite is left out.
+    """
+    if plan.settings.start_from is None:
+        return {}
+    source = RunDir.open(plan.settings.start_from)
+    earlier = read_start(source).get("before", {})
+    rounds = source.last_round() + int(earlier.get("rounds", 0))
+    histories = [one for each in plan.before.histories.values() for one in each]
+    spent = spread(histories, delta=plan.settings.delta).largest if histories else math.inf
+    epsilon = {"epsilon": spent} if math.isfinite(spent) else {}
+    return {"run": source.path.name, "rounds": rounds, **epsilon}
 
 
 def refuse_lost_checkpoint(run: RunDir) -> None:

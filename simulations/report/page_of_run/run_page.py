@@ -13,6 +13,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.drawing.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
 from fedlsg.simulations.report.page_of_run.client_table import client_parts
+from fedlsg.simulations.report.page_of_run.data_facts import data_facts
 from fedlsg.simulations.report.page_of_run.run_charts import clients, costs, quality
 from fedlsg.simulations.report.page_of_run.tiles import (
     budget_meter,
@@ -22,7 +23,7 @@ from fedlsg.simulations.report.page_of_run.tiles import (
     progress_meter,
     quality_tiles,
 )
-from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints
+from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints, lost_to_privacy
 from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.pages.figure import interactive
 from fedlsg.simulations.report.pages.page import (
@@ -42,7 +43,13 @@ from fedlsg.simulations.report.pages.page import (
 )
 from fedlsg.simulations.report.pages.settings_section import settings_section, values_line
 from fedlsg.simulations.report.pages.template import render
-from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
+from fedlsg.simulations.report.words import (
+    epsilon_words,
+    outcome,
+    percent,
+    privacy_line,
+    run_headline,
+)
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
     MAY_NAME_FILES,
@@ -74,6 +81,8 @@ TIMED = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were "
     "charged, and whose values came too late."
 )
+TYPED = "What was given; all else is by default, or by the rule:"
+AGAIN = "This command gives every setting that is not at its default, whatever the rule says later:"
 COST = ("values sent", "transfer", "empty rounds", "simulated time", "selected clients")
 MADE_OF = ("features", "carriers")
 """Facts of ``outcome`` by the question that they answer; the others are cards."""
@@ -102,9 +111,9 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         if value is not None and name not in PLACES
     }
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
-    again = Code(
-        text=command(result) if _is_named(result) else "",
-        note="This command runs the same settings again:",
+    typed, again = (
+        Code(text=typed_command(result), note=TYPED),
+        Code(text=command(result) if _is_named(result) else "", note=AGAIN),
     )
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     progress = progress_meter(result)
@@ -124,7 +133,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
                 ("What would help?", _help(result, against)),
                 ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
                 replace(epsilon_section([result]), folded=True),
-                _made(result, again),
+                _made(result, typed, again),
                 settings_section(result, settings),
                 _data(result),
             ),
@@ -133,11 +142,14 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
     )
 
 
-def _made(result: Result, again: Code) -> Section:
-    """What a finished run ran on, and the command that repeats it."""
+def _made(result: Result, *commands: Code) -> Section:
+    """What a finished run was trained and ran on, and the commands that repeat it."""
+    data = facts_if_any(data_facts(result))
     if result.done:
-        return made_section([result], again)
-    return Section(title="How it was made", parts=(again,) if again.text else ())
+        section = made_section([result], *commands)
+        return replace(section, parts=(*data, *section.parts))
+    shown_commands = [code for code in commands if code.text]
+    return Section(title="How it was made", parts=(*data, *shown_commands))
 
 
 def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
@@ -155,8 +167,26 @@ def _privacy(result: Result) -> list[Part]:
         line = privacy_line(result.summary)
         said = [Text(words=f"{line[:1].upper()}{line[1:]}.")]
         said += facts_if_any(_chosen(result, ("readers",)))
+    if before := started_words(result):
+        said = [Text(words=before), *said]
     rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
     return [*_cards(cards), *said, *rho]
+
+
+def started_words(result: Result) -> str:
+    """What a run that starts from another one counts in addition to its own rounds; empty for
+    another run.
+    """
+    before = result.start.get("before")
+    if not before:
+        return ""
+    what = f"{before['rounds']} rounds"
+    if "epsilon" in before and result.noisy:
+        what = f"epsilon {epsilon_words(before['epsilon'])} and {what}"
+        counted = "The epsilon here includes that; rounds, bytes and time here do not."
+    else:
+        counted = "Rounds, bytes and time here do not include these."
+    return f"Trained further: started from {before['run']}, after {what}. {counted}"
 
 
 def _cards(cards: Sequence[Tile]) -> list[Part]:
@@ -173,10 +203,25 @@ def _quality(result: Result, against: Result | None) -> list[Part]:
     return [
         *_cards(quality_tiles(result, against)),
         *([Text(words=verdict, style="verdict")] if verdict else []),
+        *([Text(words=gap)] if (gap := gap_words(result, against)) else []),
         *facts_if_any(_chosen(result, MADE_OF)),
         *_figure(drawn, " ".join(words)),
         *client_parts(result.summary.get("by_client", []), chance),
     ]
+
+
+def gap_words(result: Result, against: Result | None) -> str:
+    """What privacy costs a run, in one sentence; empty without a run to compare with."""
+    lost = lost_to_privacy(result, against)
+    if lost is None:
+        return ""
+    points = f"{100 * abs(lost.points):.1f} points {'more' if lost.points > 0 else 'less'}"
+    level = (
+        ", which is within the standard error of the test split: no loss is seen"
+        if lost.level
+        else ""
+    )
+    return f"Without privacy the accuracy is {percent(lost.without)}, {points}{level}."
 
 
 def _references(drawn: Sequence[Chart]) -> list[str]:
@@ -228,7 +273,7 @@ def _help(result: Result, against: Result | None) -> list[Part]:
     """Hints; that there is none, of a finished run."""
     if not result.done:
         return []
-    found = hints(result, against=against is not None)
+    found = hints(result, against=against)
     return [Facts(rows=tuple(found))] if found else [Text(words=NOTHING)]
 
 
@@ -266,6 +311,42 @@ def command(result: Result) -> str:
             value = _without_folders(name, given)
             words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
+
+
+def typed_command(result: Result) -> str:
+    """What the user gave, as a command, or as a call where workload or method have no name that a
+    command knows; empty where it is not on record. Numbers of each client are left out: they may
+    have names.
+    """
+    given, settings = result.start.get("given"), result.settings
+    if not given:
+        return ""
+    values: dict[str, Any] = {}
+    for name, word in given.items():
+        own = settings.get(f"client_{name}s") if name in ("epsilon", "delta") else None
+        value = settings.get("from_preset" if name == "preset" else name)
+        if name in PLACES or value is None:
+            continue
+        listed = own is not None or name in ("client_epsilons", "client_deltas")
+        values[name] = "..." if listed else word or _without_folders(name, value)
+    if "method" in (settings.get("auto") or "").split():
+        values.pop("method", None)
+    if "engine" in values and settings.get("engine") != "flower":
+        values.pop("engine")  # it changes no number
+    workload = shown(str(values.pop("workload", settings["workload"])))
+    if _is_named(result):
+        words = ["fedlsg", "run", workload]
+        for name, value in values.items():
+            dashed = f"--{name.replace('_', '-')}"
+            words += (
+                ["-c", f"{name}={str(value).lower()}"]
+                if isinstance(value, bool)
+                else [dashed, f"{value:g}" if isinstance(value, float) else str(value)]
+            )
+        return shlex.join(words)
+    arguments = [f"{name}={value!r}" for name, value in values.items() if name != "method"]
+    method = [f"method={shown(str(values['method']))!r}"] if "method" in values else []
+    return f"fedlsg.simulate({', '.join(['...', *method, *arguments])})"
 
 
 def _without_folders(name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
+from fedlsg.simulations.planning.advice.remarks import RHO_IS
 from fedlsg.simulations.report.drawing.chart import PREDICT_THE_MEAN
 from fedlsg.simulations.report.pages.page import Badge, Meter, Meters, Tile
 from fedlsg.simulations.report.words import (
@@ -80,11 +81,11 @@ def quality_tiles(result: Result, against: Result | None = None) -> list[Tile]:
         note = (
             rows if result.chance is None else f"{rows}; guessing: {percent(result.chance.level)}"
         )
-        if against is not None:
-            without = percent(float(against.accuracy or 0))
-            note += f"; without privacy: {without} ({against.name})"
         name = "accuracy" if result.held_out else "test accuracy"
         found.append(Tile(name=f"{name}{so_far}", value=percent(result.accuracy), note=note))
+        if against is not None:
+            without, note = percent(against.accuracy), f"the run {against.name}"
+            found.append(Tile(name="without privacy", value=without, note=note))
     mean = result.summary.get("predict_the_mean", {})
     loss = result.summary.get("loss", _last(row.loss for row in result.rows))
     if loss is not None:
@@ -145,11 +146,14 @@ def privacy_tiles(result: Result) -> list[Tile]:
         note = f"the largest of {summary['clients']} clients{of_whom(summary)} spent {spent}"
         tiles.append(Tile(name="epsilon of the median client", value=median, note=note))
     if summary.get("rho"):
-        note = f"rho, of one step; sigma {summary['noise_multiplier']:.4g}"
-        tiles.append(Tile(name="noise over clip norm", value=f"{summary['rho']:.3g}", note=note))
+        note = f"{RHO_IS}; sigma, the noise multiplier, is {summary['noise_multiplier']:.4g}"
+        tiles.append(Tile(name="rho", value=f"{summary['rho']:.3g}", note=note))
     budget = settings.get("epsilon")
     if budget is not None:
-        note = f"of epsilon {budget:g}, which was planned for {settings.get('rounds')} rounds"
+        before = result.start.get("before", {}).get("rounds")
+        rounds = f"{settings.get('rounds')} rounds"
+        rounds += "" if before is None else f" after the {before} of the run before"
+        note = f"of epsilon {budget:g}, which was planned for {rounds}"
         share = float(summary["epsilon_max"]) / budget
         tiles.append(
             Tile(name="privacy budget", value=f"{100 * min(share, 1):.0f} % spent", note=note)
@@ -176,7 +180,7 @@ def _reader(summary: Summary) -> str:
     if summary["trust"] == "server":
         return "against readers of the weights, not against the server"
     if summary["trust"] not in SHARED or not strongest(summary):
-        return "against everybody who reads it, server and clients too"
+        return "against everybody who reads the messages: server, other clients, outside"
     return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
 
 

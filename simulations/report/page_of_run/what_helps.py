@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.hints import guessing_line
 from fedlsg.simulations.report.page_of_run.run_charts import Curve, accuracy_curve, curves
 from fedlsg.simulations.report.words import epsilon_words, percent
@@ -20,8 +21,15 @@ PART = 4
 """The end of a curve is one part in so many, as is the stretch before it."""
 CLEAR = 2.0
 """Standard errors of a difference between two stretches that count as a change."""
-SMALL = 0.1
+SMALL = 0.03
 """A change of less than this share of the value is none."""
+BEST = 0.995
+"""Accuracy from which on nothing is left to gain."""
+FEWER_BYTES = 1.05
+"""Times as many bytes of a dense update from which on a method sends less."""
+SENDS_MORE = ("dpsgd", "probe")
+"""Methods that were the most accurate of those that were measured, the dense one first."""
+PLOTS = 'pip install "fedlsg[plots]"'
 UNSPENT = 0.9
 """A run that spent less than this share of its budget has some left."""
 HIDDEN = 1.0
@@ -65,14 +73,38 @@ def end_of(values: Sequence[float], rounds: Sequence[int]) -> End | None:
     return End(rounds[-1] - rounds[-size - 1], fmean(before), fmean(last), error)
 
 
-def hints(result: Result, *, against: bool = False) -> list[Hint]:
-    """What to try, the most telling first; nothing of a run that has not ended. ``against``:
-    whether the accuracy without privacy is known.
+def best_part(values: Sequence[float], rounds: Sequence[int]) -> tuple[int, End] | None:
+    """The last round of the lowest part of a curve, and that part next to its end; None for a short
+    curve, and where its end is the lowest part.
+    """
+    if len(values) < ENOUGH:
+        return None
+    size = max(2, len(values) // PART)
+    means = [fmean(values[at : at + size]) for at in range(len(values) - size + 1)]
+    best = min(range(len(means)), key=means.__getitem__)
+    if best + size > len(values) - size:
+        return None
+    before, last = values[best : best + size], values[-size:]
+    error = sum(stdev(part) ** 2 / size for part in (before, last)) ** 0.5
+    return rounds[best + size - 1], End(
+        rounds[-1] - rounds[-size - 1], means[best], means[-1], error
+    )
+
+
+def hints(result: Result, *, against: Result | None = None) -> list[Hint]:
+    """What to try, the most telling first; nothing of a run that has not ended. ``against``: a run
+    without privacy on the same data.
     """
     return list(_hints(result, against=against)) if result.done else []
 
 
-def _hints(result: Result, *, against: bool) -> Iterator[Hint]:
+def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
+    if enough := _smaller_epsilon(result, against):
+        yield enough
+        yield from _clients(result)
+        return
+    for note in result.start.get("notes", ()):
+        yield "Said before the run", f"{note}."
     loss = next((one for one in curves(result) if one.name == "test loss"), None)
     losses = () if loss is None else loss.values
     if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
@@ -80,14 +112,16 @@ def _hints(result: Result, *, against: bool) -> Iterator[Hint]:
     else:  # the curve of a run that guesses says nothing
         yield from () if loss is None else _of_the_end(result, loss)
         yield from _peak(result)
+        yield from _sends_more(result, against)
         yield from _noise(result)
     yield from _budget(result)
     yield from _clients(result)
-    if result.private and not against and result.accuracy is not None:
+    if result.private and against is None and result.accuracy is not None:
         yield (
             "What privacy costs",
-            "The accuracy without privacy is not known here. Run the same settings with "
-            "-c mechanism=none, then: fedlsg report RUN --against THAT_RUN.",
+            "The accuracy without privacy is not known here. Run the same settings without epsilon "
+            "and with -c mechanism=none, then: fedlsg report RUN --against THAT_RUN (it draws: "
+            f"{PLOTS}).",
         )
     if not result.private and not result.summary.get("reproducible"):
         yield (
@@ -105,6 +139,7 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
     moved = f"from {end.before:.3g} to {end.last:.3g} (means of {end.rounds} rounds each)"
     if end.falls:
         rounds = 2 * int(result.summary.get("rounds", len(result.rows)))
+        budget = " --epsilon LARGER" if result.private else ""
         more = (
             " It spends more epsilon; a new run of more rounds at the same epsilon has more noise "
             "in each."
@@ -114,15 +149,95 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
         yield (
             "More rounds",
             f"The loss was still falling at the end, {moved}. Train further: fedlsg resume RUN "
-            f"--rounds {rounds}.{more}",
+            f"--rounds {rounds}{budget}.{more}",
         )
-    elif end.rises:
-        fewer = "Fewer rounds at the same epsilon have less noise in each" if result.private else ""
+        return
+    lowest = best_part(loss.values, loss.rounds)
+    if lowest is not None and lowest[1].rises:
+        best, since = lowest
         yield (
             "Fewer rounds, or smaller steps",
-            f"The loss was rising at the end, {moved}. "
-            f"{fewer or 'Fewer rounds may do as well'}; a smaller learning_rate is steadier.",
+            f"The loss was lowest until round {best} and rose since, from {since.before:.3g} to "
+            f"{since.last:.3g} (means of {since.rounds} rounds each). {_fewer_rounds(result)}",
         )
+
+
+def _fewer_rounds(result: Result) -> str:
+    """What keeps a loss from rising, of what this run has not."""
+    fewer = (
+        "Fewer rounds at the same epsilon have less noise in each"
+        if result.private
+        else "Fewer rounds may do as well"
+    )
+    average = "" if result.settings.get("ema") else ", and so is an average of the weights (ema)"
+    return f"{fewer}; a smaller learning_rate (learning_rate=x0.5) is steadier{average}."
+
+
+def _smaller_epsilon(result: Result, against: Result | None) -> Hint | None:
+    """Of a private run that lacks nothing: all test rows are right, or as many as without
+    privacy.
+    """
+    chance, accuracy, budget = result.chance, result.accuracy, result.epsilon_target
+    if not result.private or accuracy is None or chance is None:
+        return None
+    smaller = "" if budget is None else f", such as --epsilon {budget / 2:g}"
+    if accuracy >= BEST:
+        reached = f"The accuracy is {percent(accuracy)}"
+    elif (lost := lost_to_privacy(result, against)) is not None and lost.level:
+        reached = f"The accuracy is level with that without privacy ({percent(lost.without)})"
+    else:
+        return None
+    return ("A smaller epsilon", f"{reached}: a smaller epsilon may do{smaller}.")
+
+
+class Lost(NamedTuple):
+    """Accuracy without privacy, how much more it is, and whether that is within a standard
+    error.
+    """
+
+    without: float
+    points: float
+    level: bool
+
+
+def lost_to_privacy(result: Result, against: Result | None) -> Lost | None:
+    """How far a run is behind one without privacy; None where either accuracy is not known. The
+    standard error is the larger one of both on the test split.
+    """
+    if against is None or against.accuracy is None or result.accuracy is None:
+        return None
+    lost, chance = against.accuracy - result.accuracy, result.chance
+    level = lost <= 0
+    if chance is not None:
+        both = [standard_error([one], chance) for one in (result.accuracy, against.accuracy)]
+        level = lost <= max(both)
+    return Lost(against.accuracy, lost, level)
+
+
+def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
+    """A method that sends fewer values than the model has, where a step's noise is short: then
+    fewer values hide less noise than they lose.
+    """
+    rho, saved, settings = result.summary.get("rho"), result.saved, result.settings
+    if not result.private or rho is None or rho > HIDDEN or result.method == SENDS_MORE[0]:
+        return
+    if saved is None or saved < FEWER_BYTES:
+        return
+    others = [name for name in SENDS_MORE if name != result.method]
+    tried = f'method="{SENDS_MORE[0]}"'
+    if settings.get("workload") in workloads.names() and result.epsilon_target is not None:
+        tried = (
+            f"fedlsg compare {settings['workload']} --methods {','.join([result.method, *others])} "
+            f"--epsilons {result.epsilon_target:g} ({PLOTS})"
+        )
+    lost = lost_to_privacy(result, against)
+    behind = "" if lost is None else f"{100 * lost.points:.1f} points are lost to privacy. "
+    yield (
+        "A method that sends more",
+        f"{behind}The noise of a step is short (rho {rho:.2g}), so fewer values save little noise "
+        f"and may cost accuracy. {' or '.join(others)} may gain, with up to {saved:.1f} times the "
+        f"bytes: {tried}.",
+    )
 
 
 def _peak(result: Result) -> Iterator[Hint]:

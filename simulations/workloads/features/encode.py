@@ -159,6 +159,7 @@ def _inputs(split: Split, rows: np.ndarray) -> Inputs:
 
 
 def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np.ndarray:
+    progress(f"features of {what}: {len(split):,} examples; they are kept for later runs")
     first = encoder.of([_inputs(split, np.array([0]))])
     features = np.empty((len(split), *first.shape[1:]), dtype=np.float16)
     for rows in _in_blocks(len(split)):

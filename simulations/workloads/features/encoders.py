@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -158,9 +159,12 @@ def patches_encoder(
     settings.check(shape)
     code = hashlib.sha256(Path(patches.__file__).read_bytes()).hexdigest()
     key = hashlib.sha256(f"{shape} {settings} {torch.__version__} {code}".encode()).hexdigest()[:32]
-    arrays = load_or_build(
-        cache, f"patches-{key}", lambda: patches.patch_filters(shape, settings), progress=progress
-    )
+
+    def build() -> Mapping[str, np.ndarray]:
+        progress("filters of features=patches, from synthetic images; they are kept for later runs")
+        return patches.patch_filters(shape, settings)
+
+    arrays = load_or_build(cache, f"patches-{key}", build, progress=progress)
     encode = patches.Patches(arrays, settings)
     return Encoder(
         name=PATCHES,

@@ -84,9 +84,19 @@ SITUATIONS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         "noise|epsilon",
     ),
     "no noise, few rounds": (
-        SILENT | {"rounds": 3, "losses": [1.1, 1.1, 1.1]},
+        SILENT | {"rounds": 3, "losses": [1.1, 1.1, 1.1], "trial": replace(LEARNS, updates=3)},
         "3 updates of the weights are few: give rounds=20 or more",
         "noise|epsilon",
+    ),
+    "few rounds, in which public rows are not learned either": (
+        SILENT | {"rounds": 10, "losses": [1.1] * 10, "trial": replace(LEARNS, updates=200)},
+        "10 updates are few: the model learned public rows in 200: give rounds=200 or more",
+        "look at the model|noise|labels",
+    ),
+    "few rounds with some noise": (
+        NOISY | {"rounds": 10, "losses": [1.1] * 10, "trial": replace(LEARNS, updates=40)},
+        "public rows in 40, without clip and noise: give rounds=40 or more",
+        "look at the model|labels",
     ),
     "no noise, a model that learns nothing": (
         SILENT | {"trial": FAILS},

@@ -13,7 +13,7 @@ import pytest
 from fedlsg.simulations.compare.results.collect import read_runs
 from fedlsg.simulations.compare.results.comparison_files import Comparison, page
 from fedlsg.simulations.compare.results.plots import figures
-from fedlsg.simulations.report.page_of_run.run_page import command, run_page
+from fedlsg.simulations.report.page_of_run.run_page import command, gap_words, run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against, quality_tiles
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
@@ -146,8 +146,13 @@ def test_the_command_of_a_run_makes_the_same_settings(small):
 
 def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
     private, dense = result(0.8), result(0.97, method="sgd", epsilon=None)
-    first, *_ = quality_tiles(private, dense)
-    assert f"without privacy: 97.00 % ({dense.name})" in first.note
+    first, second, *_ = quality_tiles(private, dense)
+    assert gap_words(private, dense) == "Without privacy the accuracy is 97.00 %, 17.0 points more."
+    assert "no loss is seen" in gap_words(private, result(0.81, method="sgd", epsilon=None))
+    assert gap_words(private, None) == ""
+    assert "without privacy" not in first.note
+    assert (second.name, second.value) == ("without privacy", "97.00 %")
+    assert dense.name in second.note
     check_against(private, dense)
     for other, why in (
         (private, "is private: give a run without privacy"),

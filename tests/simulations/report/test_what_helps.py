@@ -13,13 +13,19 @@ from tests.simulations.support.compare_cases import result, row
 FALLING = [2.0 - 0.04 * at for at in range(40)]
 FLAT = [0.5 + 0.001 * (at % 3) for at in range(40)]
 RISING = [0.5 + 0.02 * at for at in range(40)]
+LAST_FALL = [0.266 + 0.1 * (1 - at / 40) ** 2 for at in range(40)]
+OVERFIT = [0.633, 0.45, 0.4, 0.385, 0.387, 0.44] + [0.59 + 0.001 * (at % 3) for at in range(34)]
 
 
 def run(
-    losses: Sequence[float] = FLAT, accuracies: Sequence[float] | None = None, **summary: Any
+    losses: Sequence[float] = FLAT,
+    accuracies: Sequence[float] | None = None,
+    *,
+    method: str = "lsg",
+    **summary: Any,
 ) -> Result:
     """A good run of 40 rounds that has spent its budget, with other numbers."""
-    good = result(0.8, settings={"rounds": len(losses)})
+    good = result(0.8, method=method, settings={"rounds": len(losses)})
     accuracies = [0.8] * len(losses) if accuracies is None else accuracies
     rows = tuple(
         row(at, accuracy, loss=loss)
@@ -44,11 +50,16 @@ USUAL = ["What privacy costs"]
         (run(RISING), ["Fewer rounds, or smaller steps"]),
         (run(FLAT), []),
         (run(FALLING[:6]), []),  # too short to say
+        (run(LAST_FALL), ["More rounds"]),  # a run trained further, by 5 % in its last quarter
+        (run(OVERFIT), ["Fewer rounds, or smaller steps"]),  # flat at its end, above its best part
+        (run(method="dpsgd", rho=0.3), []),
+        (run(rho=0.3), ["A method that sends more"]),
+        (run(rho=0.3, uplink_bytes=4000), []),  # it sends as much
+        (run(rho=0.3, method="probe"), ["A method that sends more"]),
         (run(accuracies=[0.9] * 20 + [0.8] * 20), ["Keep the best round"]),
         (run(accuracies=[0.82] * 20 + [0.8] * 20), []),  # within the error of the test split
         (run(epsilon_max=1.5), ["The rest of the budget"]),
         (run(rho=3.0), ["Less noise for the same epsilon"]),
-        (run(rho=0.3), []),
         (run(accuracy_by_client={"mean": 0.8, "worst": 0.6}), ["The worst client"]),
         (run(accuracy_by_client={"mean": 0.8, "worst": 0.75}), []),
         (run(FALLING, [0.1] * 40), ["Away from guessing"]),  # its curve says nothing more
@@ -59,8 +70,46 @@ def test_a_hint_follows_from_its_numbers(made, first):
     assert said(made) == [*first, *USUAL]
 
 
-def test_a_known_accuracy_without_privacy_is_not_asked_for():
-    assert said(run(), against=True) == []
+def without_privacy(accuracy):
+    return result(accuracy, method="dpsgd", epsilon=None)
+
+
+@pytest.mark.parametrize(
+    ("made", "against", "names", "words"),
+    [
+        (run(), 0.9, [], ""),
+        (
+            run(accuracies=[0.917] * 40, rho=0.318),
+            0.958,
+            ["A method that sends more"],
+            "4.1 points are lost to privacy. The noise of a step is short (rho 0.32), so fewer "
+            "values save little noise and may cost accuracy. dpsgd or probe may gain, with up to "
+            "4.0 times the bytes: fedlsg compare digits --methods lsg,dpsgd,probe --epsilons 3 "
+            '(pip install "fedlsg[plots]")',
+        ),
+        (run(accuracies=[0.8] * 40), 0.81, ["A smaller epsilon"], "level with that without privac"),
+        (run(FALLING, [1.0] * 40, rho=3.0), None, ["A smaller epsilon"], "--epsilon 1.5"),
+    ],
+)
+def test_what_follows_from_the_accuracy_without_privacy(made, against, names, words):
+    """A run that lacks nothing is told of a smaller epsilon alone."""
+    other = None if against is None else without_privacy(against)
+    found = hints(made, against=other)
+    assert [name for name, _ in found] == names
+    assert words in " ".join(sentence for _, sentence in found)
+
+
+def test_a_hint_names_the_extra_that_its_command_needs():
+    """``fedlsg report --against`` and ``fedlsg compare`` draw with pandas."""
+    for _, sentence in hints(run(rho=0.3)):
+        assert ("fedlsg[plots]" in sentence) == (
+            "fedlsg report" in sentence or "compare" in sentence
+        )
+
+
+def test_what_was_said_before_the_run_comes_first():
+    noted = replace(run(), start={"notes": ["learning_rate=0.1 turns the rule off"]})
+    assert hints(noted)[0] == ("Said before the run", "learning_rate=0.1 turns the rule off.")
 
 
 def test_a_run_without_privacy_is_told_so_and_nothing_of_its_noise():

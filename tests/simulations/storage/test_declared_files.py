@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """Between them, and with ``made``, they leave every declared file."""
 ELSEWHERE = (
     "code.json",
+    "start.json",
     "live.html",
     "wandb/**",
     "*-run-id",
