@@ -24,8 +24,10 @@ from fedlsg.simulations.client.node.other_replies import WITHOUT_NOISE
 from fedlsg.simulations.flower_apps.client import note_other_torch
 from fedlsg.simulations.flower_apps.secure_update import SecureRound, new_run, payload_of
 from fedlsg.simulations.flower_apps.whole_update import (
+    DOWNLINK_EACH,
     KEY,
     OURS,
+    UPLINK_EACH,
     Round,
     RoundTerms,
     Trust,
@@ -218,9 +220,10 @@ class PrivateUpdates(FlowerStrategy):
     record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for
         ``fedlsg attack``.
 
-    ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round,
-    epsilon, the largest that a client has said so far, and replies_without_noise: the most replies
-    that one client had sent before, which no epsilon covers.
+    ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes (all clients together, and
+    ``..._per_client``) and clients of each round, epsilon, the largest that a client has said so
+    far, and replies_without_noise: the most replies that one client had sent before, which no
+    epsilon covers.
     Raises ValueError for settings that do not fit.
     """
 
@@ -360,6 +363,8 @@ class PrivateUpdates(FlowerStrategy):
         metrics["clients"] = len(payloads)
         metrics["uplink_bytes"] = sum(map(len, payloads.values()))
         metrics["downlink_bytes"] = dense_bytes(here.before) * len(payloads)
+        metrics[UPLINK_EACH] = metrics["uplink_bytes"] / len(payloads)
+        metrics[DOWNLINK_EACH] = dense_bytes(here.before)
         return arrays, metrics
 
     def _updates(self, here: Round, payloads: dict[int, bytes]) -> dict[int, Tensor]:

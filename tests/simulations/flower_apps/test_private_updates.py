@@ -97,6 +97,8 @@ def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trus
     numbers = result.train_metrics_clientapp[2]
     assert numbers["epsilon"] == books[0].epsilon(1e-5).upper
     assert numbers["clients"] == CLIENTS
+    assert numbers["uplink_bytes_per_client"] * CLIENTS == numbers["uplink_bytes"]
+    assert numbers["downlink_bytes_per_client"] * CLIENTS == numbers["downlink_bytes"]
     assert method == "dpsgd" or numbers["uplink_bytes"] < numbers["downlink_bytes"]
     assert oct(books[0].path.stat().st_mode & 0o777) == "0o600"
 
