@@ -46,6 +46,10 @@ SWAMPED = 20.0
 """
 COMPARING = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 """Strategies that compare what clients sent with each other."""
+NOTHING = (
+    "no round changed the weights, and Result.arrays is empty: the log of the first round says why "
+    "clients refused"
+)
 SPARE = 10
 """One in so many clients may drop out of a secure sum, or read together with others, unless the
 user says.
@@ -292,9 +296,12 @@ class PrivateUpdates(FlowerStrategy):
         """
         self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
         self.noise_multiplier = self.settings.calibrated(num_rounds)
-        return super().start(
+        result = super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
+        if not result.arrays:
+            log(WARNING, "fedlsg: %s", NOTHING)
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -412,7 +419,9 @@ class PrivateUpdates(FlowerStrategy):
             noise = "by PrivateStep"
         else:
             noise = f"noise multiplier {self.noise_multiplier:.4g}"
-        log(INFO, "\t├──> Private updates: %s, one %s, %s", method, unit, noise)
+        log(INFO, "\t├──> Private updates: %s, %s, for one %s", method, noise, unit)
+        if growth := self.settings.terms(1, 1, self.noise_multiplier, 2).recipe().mask.growth:
+            log(INFO, "\t├──> Mask: %s", growth)
         self.strategy.summary()
 
 

@@ -3,6 +3,7 @@ Flower messages.
 """
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -346,3 +347,16 @@ def test_a_strategy_that_compares_clients_needs_to_see_them():
         ValueError, match=r"FedMedian compares .* their mean alone: give trust='client'"
     ):
         PrivateUpdates(FedMedian(), build, epsilon=8.0, trust="secure")
+
+
+def test_the_log_says_that_a_mask_grows_and_that_nobody_trained(tmp_path, caplog):
+    grid = Nodes(app_of(mod(tmp_path, least_noise_multiplier=1e6)))
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = start(wrapped(method="rs", sparsity=0.5), grid, rounds=2)
+        start(wrapped(), Nodes(app_of(mod(tmp_path / "other"))), rounds=1)
+    assert not result.arrays
+    assert caplog.text.count("Result.arrays is empty") == 1
+    assert caplog.text.count("0.5 of the values are frozen at the end, growing from 0") == 1
+    reasons = {reply.error.reason for reply in grid.replies}
+    assert "More rounds, or a smaller epsilon" in reasons.pop()
+    assert not reasons  # one sentence in every round
