@@ -44,6 +44,10 @@ SWAMPED = 20.0
 """How far updates of norm C may move a weight, next to noise: at 17 an app of 94 % was measured at
 34 and 57 %.
 """
+LONG = 5.0
+"""How long noise may be next to all updates of a run: 61,510 values were measured at 68 % with 20
+clients (7.4), 87 % with 50 (3.0) and 92 % with 100 (1.5).
+"""
 COMPARING = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 """Strategies that compare what clients sent with each other."""
 NOTHING = (
@@ -171,18 +175,24 @@ class UpdateSettings:
             colluders=max(1, spare) if self.colluders is None else self.colluders,
         )
 
-    def swamped(self, clients: int, rounds: int, noise: float | None) -> str | None:
-        """A sentence where noise is likely to hide the updates: see ``SWAMPED``."""
+    def swamped(self, clients: int, rounds: int, noise: float | None, *, values: int) -> str | None:
+        """A sentence where noise is likely to hide updates of so many values: see ``SWAMPED`` and
+        ``LONG``.
+        """
         if self.unit == "example" or not noise:
             return None
         added = clients if self.secure else math.sqrt(clients)
         pull = math.sqrt(rounds) * added / noise
-        if pull >= SWAMPED:
+        length = math.sqrt(values) / pull
+        if pull >= SWAMPED and length <= LONG:
             return None
-        fix = "more clients" if self.secure else "trust='secure', or more clients"
+        fixes = ["more clients" if self.secure else "trust='secure', or more clients"]
+        if pull >= SWAMPED:
+            fixes.append("a method that sends fewer values (method='lsg')")
         return (
-            f"noise is likely to hide the updates of {clients} clients: {_against(pull)}. Give "
-            f"{fix}, a larger epsilon, or unit='example'"
+            f"noise is likely to hide the updates of {clients} clients: "
+            f"{_against(pull) if pull < SWAMPED else _long(length, values)}. Give "
+            f"{', '.join(fixes)}, a larger epsilon, or unit='example'"
         )
 
 
@@ -193,6 +203,14 @@ def _against(pull: float) -> str:
     return (
         f"even if all of them agreed, they would move a weight only {pull:.2g} times as far as "
         f"noise does over the rounds, and apps learn from about {SWAMPED:g} times on"
+    )
+
+
+def _long(length: float, values: int) -> str:
+    """How long noise is in all values, next to the updates of a run."""
+    return (
+        f"over the rounds it moves the {values:,} values {length:.2g} times as far as all updates "
+        f"at the clip norm would if they agreed, and apps lose much from about {LONG:g} times on"
     )
 
 
@@ -324,8 +342,10 @@ class PrivateUpdates(FlowerStrategy):
         # a codec that cannot pack is found before any client is charged
         if not settings.secure:
             here.unpack(here.pack(torch.zeros(here.frame.kept), 0), 0)
-        if server_round == 1 and (warning := settings.swamped(len(messages), rounds, noise)):
-            log(WARNING, "fedlsg: %s", warning)
+        if server_round == 1:
+            warning = settings.swamped(len(messages), rounds, noise, values=here.frame.kept)
+            if warning is not None:
+                log(WARNING, "fedlsg: %s", warning)
         here = replace(here, terms=replace(here.terms, digest=here.frame.digest.hex()))
         self._round = here
         for message in messages:
