@@ -219,8 +219,8 @@ def _reply(
         trained = _trained(step, after, message)
         # as it came: the same names and shapes
         numbers |= {name: dense_bytes(trained) for name in (UPLINK_EACH, DOWNLINK_EACH)}
-        content = {"arrays": as_arrays(trained), "metrics": MetricRecord(numbers)}
-        return Message(RecordDict(content), reply_to=message)
+        content = RecordDict({"arrays": as_arrays(trained), "metrics": MetricRecord(numbers)})
+        return Message(content, reply_to=message)
     terms = read_terms(message.content)
     if terms.unit != "example" or model is None:
         raise ValueError(

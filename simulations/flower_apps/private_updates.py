@@ -388,9 +388,9 @@ class PrivateUpdates(FlowerStrategy):
         metrics["epsilon"] = self._spent
         metrics[WITHOUT_NOISE] = max(map(others_of, sent.values()))
         metrics["clients"] = len(payloads)
-        metrics["uplink_bytes"] = sum(map(len, payloads.values()))
+        metrics["uplink_bytes"] = uplink = sum(map(len, payloads.values()))
         metrics["downlink_bytes"] = dense_bytes(here.before) * len(payloads)
-        metrics[UPLINK_EACH] = metrics["uplink_bytes"] / len(payloads)
+        metrics[UPLINK_EACH] = uplink / len(payloads)
         metrics[DOWNLINK_EACH] = dense_bytes(here.before)
         return arrays, metrics
 
