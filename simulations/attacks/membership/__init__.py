@@ -265,7 +265,7 @@ def page(report: Report, lead: str, saved: Download) -> str:
             lead=lead,
             headline=verdict(report),
             badge=badge_of(report),
-            warnings=() if (empty := at_guessing(report)) is None else (empty,),
+            cautions=() if (empty := at_guessing(report)) is None else (empty,),
             sections=sections(
                 ("Members found", [interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),

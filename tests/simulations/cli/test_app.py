@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "payload of which round": (
         ("payload", ".", "--client", "0", "--out", "x.npz"),
-        "(?i)missing option.*--round",
+        "one payload is one client's in one round: give --round 1$",
     ),
     "calibrate nothing": (("calibrate",), "give either --epsilon .* or --noise-multiplier"),
     "calibrate both": (("calibrate", "--epsilon", "1", "--noise-multiplier", "1"), "give either"),
