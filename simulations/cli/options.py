@@ -340,8 +340,8 @@ COMMANDS = {
 }
 """Words that people use for a command, by the command that they mean."""
 LIBRARIES = {
-    "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as your "
-    "model in Python, see docs/peft.md",
+    "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as "
+    "your model in Python, see docs/peft.md",
 }
 """Words that are no method, and what to do instead."""
 SHORT = 4

@@ -80,9 +80,7 @@ def check_equal_units(
         f"{standard_error:.3f})"
     )
     passed = least_log_p >= np.log(SIGNIFICANCE / 2)
-    return Check(
-        name="sensitivity of many", passed=bool(passed), says=says, error=standard_error
-    )
+    return Check(name="sensitivity of many", passed=bool(passed), says=says, error=standard_error)
 
 
 def game_checks(game: Game, claim: UnitClaim) -> list[Check]:
