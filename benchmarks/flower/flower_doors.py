@@ -86,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--nodes", type=int, nargs=2, default=[100, 5])
+    parser.add_argument("--only", default="", help="a part of the names of rows")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     sys.path += [str(EXAMPLES / "flower_updates"), str(EXAMPLES / "flower_steps")]
@@ -103,17 +104,19 @@ def main() -> None:
         f"steps, {few} nodes, noise 0.05 (no privacy)": lambda s: steps(few, s, 0.05),
         f"steps, {few} nodes": lambda s: steps(few, s, noise),
     }
-    for name, run in arms.items():
+    for name in (name for name in arms if args.only in name):
+        run = arms[name]
         results = [run(seed) for seed in args.seeds]
         accuracy = [
             100 * float(list(r.evaluate_metrics_serverapp.values())[-1]["accuracy"])
             for r in results
         ]
-        last = list(results[-1].train_metrics_clientapp.values())[-1]
-        bytes_up = last.get("uplink_bytes", "")
+        rounds = list(results[-1].train_metrics_clientapp.values())
+        # all rounds: the masks of rs grow
+        each = sum(r.get("uplink_bytes_per_client", 0) for r in rounds)
         print(
             f"{name:45} {mean(accuracy):.1f} ({min(accuracy):.1f} to {max(accuracy):.1f})  epsilon "
-            f"{last.get('epsilon', 'none')}  bytes up a round {bytes_up}",
+            f"{rounds[-1].get('epsilon', 'none')}  bytes up of a client in the whole run {each:,}",
             flush=True,
         )
 

@@ -70,7 +70,14 @@ ConvolutionsAlone = Annotated[
     Setting("Freeze weights of convolutions alone, as SNF does.", rules=WHERE_FROZEN),
 ]
 Sparsity = Annotated[
-    float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)
+    float,
+    Setting(
+        "Share p of units or coordinates that is frozen; under cooling (the default of rs) it "
+        "grows from 0 to p over the rounds.",
+        "share",
+        at_least=0,
+        below=1,
+    ),
 ]
 SparsityFrom = Annotated[
     float,
@@ -247,6 +254,15 @@ class Mask:
             if self.cooling
             else self.sparsity
         )
+
+    @property
+    def growth(self) -> str:
+        """How the share that is frozen grows over the rounds, in words; empty where it does not."""
+        if not self.sparsity or not (self.cooling or self.sparsity_from):
+            return ""
+        grows = f"{self.sparsity:g} of the values are frozen at the end"
+        begins = f", none before {self.sparsity_from:.0%} of the rounds" * bool(self.sparsity_from)
+        return grows + begins + ", growing from 0 over the rounds" * self.cooling
 
 
 _made = inspect.signature(Mask.__init__)

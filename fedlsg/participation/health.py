@@ -50,6 +50,15 @@ class Health:
         self.failures.pop(client, None)
         self.due.pop(client, None)
 
+    def waiting(self, round: int, asked: Collection[int]) -> dict[int, str]:
+        """Until when each client that a round does not ask is left out, in words."""
+        return {
+            client: f"left out until round {due}, or until it is back ({self.failures[client]} "
+            "failures in a row)"
+            for client, due in sorted(self.due.items())
+            if due > round and client not in asked and self.failures[client] > 1
+        }
+
     def choose(
         self, candidates: Iterable[int], number: int, *, round: int, least: int = 1
     ) -> list[int]:

@@ -8,6 +8,7 @@ end of a line. Checkpoints therefore store a ``snapshot``, and ``verify_extends`
 that is shorter than its checkpoint says.
 """
 
+import contextlib
 import math
 import os
 from abc import ABC, abstractmethod
@@ -201,22 +202,26 @@ class Charges(ABC):
 class Ledger(Charges):
     """The ledger of one client at a path; every method reads the file again if it has changed.
 
+        ledger = fedlsg.Ledger("client-1.jsonl")
+        ledger.client, ledger.epsilon(1e-5).upper
+
     ``entries`` are the charges in their order, ``epsilon(delta)`` the bounds of what all of them
     spend together (``.upper`` is the one to report), or ``math.inf``.
+    client: whose it is, the partition id; without it the client that the file names.
 
-    Raises LedgerError, naming file and line, if the file is damaged, or of another client or
-    another schema.
+    Raises LedgerError if the file is damaged (with its line), of another schema or another client,
+    or, without ``client``, if there is no file or it names none.
     """
 
-    def __init__(self, path: str | os.PathLike[str], client: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], client: int | None = None) -> None:
         super().__init__()
+        self.path = Path(path)
+        self.client = client = _owner_of(self.path) if client is None else client
         if type(client) is not int or client < SERVER:
             raise ValueError(
                 f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the "
                 "server)"
             )
-        self.path = Path(path)
-        self.client = client
         self._state = State()
         self._stamp: tuple[int, int, int] | None = None
         self._read()
@@ -224,6 +229,15 @@ class Ledger(Charges):
     @property
     def entries(self) -> tuple[Entry, ...]:
         return self._read().entries
+
+    def begin(self) -> None:
+        """Write whose ledger it is, if the file does not say so yet. Raises LedgerError if it
+        cannot be written.
+        """
+        with self._appendable() as descriptor:
+            state = self._read()
+            if not state.heads:
+                self._write(descriptor, state, [encode_header(self.client)])
 
     def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
@@ -242,15 +256,10 @@ class Ledger(Charges):
                 f"{self.path}: expected an entry of client {self.client}, got one of client "
                 f"{entry.client}"
             )
-        try:
-            with appendable(self.path) as descriptor:
-                check_limits(entry, self.would_exceed)
-                self.check_within(entry, within)
-                self._append(descriptor, entry)
-        except OSError as error:
-            raise LedgerError(
-                f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
-            ) from error
+        with self._appendable() as descriptor:
+            check_limits(entry, self.would_exceed)
+            self.check_within(entry, within)
+            self._append(descriptor, entry)
 
     def snapshot(self) -> tuple[int, str]:
         """(number of entries, hash of the last line): a checkpoint stores it, ``verify_extends``
@@ -277,24 +286,47 @@ class Ledger(Charges):
             self._state, self._stamp = state, stamp
         return self._state
 
+    @contextlib.contextmanager
+    def _appendable(self) -> Iterator[int]:
+        """A descriptor that appends to the file, under the lock."""
+        try:
+            with appendable(self.path) as descriptor:
+                yield descriptor
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
+            ) from error
+
     def _append(self, descriptor: int, entry: Entry) -> None:
         state = self._read()
         self.check_new(entry)
+        header = [] if state.heads else [encode_header(self.client)]
+        head = sha256(header[0]) if header else state.head
+        lines = [*header, encode_line(encode_entry(entry), head)]
+        self._write(descriptor, replace(state, entries=(*state.entries, entry)), lines)
+
+    def _write(self, descriptor: int, state: State, lines: list[bytes]) -> None:
+        """Append lines to the file, which then has the entries of ``state``."""
         # ends a torn line, so that the new one starts on a line of its own
-        lines = [b""] if state.torn else []
-        heads = list(state.heads)
-        if not heads:
-            lines.append(encode_header(self.client))
-            heads.append(sha256(lines[-1]))
-        lines.append(encode_line(encode_entry(entry), heads[-1]))
-        heads.append(sha256(lines[-1]))
-        write_all(descriptor, b"\n".join([*lines, b""]))
+        ends = [b""] if state.torn else []
+        write_all(descriptor, b"\n".join([*ends, *lines, b""]))
         os.fsync(descriptor)
-        if not state.entries:
+        if len(state.entries) < 2:
             sync_directory(self.path.parent)
         status = os.fstat(descriptor)
-        self._state = State((*state.entries, entry), tuple(heads))
+        self._state = State(state.entries, (*state.heads, *map(sha256, lines)))
         self._stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _owner_of(path: Path) -> int:
+    """The client that a ledger's file names. Raises LedgerError where none is named."""
+    owner, state = load(path, None)
+    if not state.heads:
+        raise LedgerError(
+            f"{path}: {'an empty file' if path.exists() else 'no such file'}, so no ledger of any "
+            "client; to begin one, say whose it is: Ledger(path, client=0)"
+        )
+    return owner
 
 
 def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float) -> Iterator[int]:

@@ -65,14 +65,16 @@ class Parsed:
 
 def parse(path: Path, client: int, content: bytes) -> State:
     """The state of a whole ledger of ``client`` from its bytes; errors name ``path``."""
-    return parse_on(path, client, Parsed(), content).state
+    parsed = parse_on(path, Parsed(), content)
+    if parsed.state.heads and parsed.owner != client:
+        raise LedgerError(f"{path}: expected client {client}'s, this is client {parsed.owner}'s")
+    return parsed.state
 
 
-def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
+def parse_on(path: Path, known: Parsed, content: bytes) -> Parsed:
     """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
 
-    Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another
-    client's ledger.
+    Raises LedgerError, naming file and line, for a broken chain or a damaged line.
     """
     owner = known.owner
     heads = list(known.state.heads)
@@ -89,7 +91,7 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             schema = schema if heads else record.get("schema")
             check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
             if not heads:
-                owner = _checked_header(record, client)
+                owner = _checked_header(record)
             else:
                 entries.append(_checked_entry(record, owner, keys))
                 keys.add(entries[-1].key)
@@ -105,7 +107,7 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
     )
 
 
-def _checked_header(record: dict[str, Any], client: int | None) -> int:
+def _checked_header(record: dict[str, Any]) -> int:
     owner = record.get("client")
     if (
         record.get("schema") not in (UNSEALED, SCHEMA)
@@ -113,8 +115,6 @@ def _checked_header(record: dict[str, Any], client: int | None) -> int:
         or type(owner) is not int
     ):
         raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
-    if client is not None and owner != client:
-        raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
     return owner
 
 
@@ -168,15 +168,16 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
     except OSError as error:
         raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error
     known = _MEMO.of(path)
-    if (
-        known.state.torn
-        or not content.startswith(known.content)
-        or (client is not None and known.owner != client)
-    ):
+    if known.state.torn or not content.startswith(known.content):
         known = Parsed()
     if len(content) > len(known.content):
-        known = parse_on(path, client, known, content)
+        known = parse_on(path, known, content)
         _MEMO.remember(path, known)
+    if client is not None and known.state.heads and known.owner != client:
+        raise LedgerError(
+            f"{path} is the ledger of client {known.owner}, and not of client {client}. The file "
+            f"is undamaged: leave it as it is, and read it as fedlsg.Ledger({str(path)!r})"
+        )
     return known.owner, known.state
 
 

@@ -29,14 +29,16 @@ class Limits:
         """Why a ledger may not have this entry; None where it may. The text has limits alone."""
         if entry.noise_multiplier < self.least_noise_multiplier:
             return (
-                f"round {entry.round} has noise multiplier {entry.noise_multiplier:g}, and the "
-                f"least that this client accepts is {self.least_noise_multiplier:g}"
+                f"the noise multiplier is {entry.noise_multiplier:g}, and the least that this "
+                f"client accepts is {self.least_noise_multiplier:g}. More rounds, or a smaller "
+                "epsilon of the server, need more noise in each; or the owner accepts less "
+                "(least_noise_multiplier, noise-multiplier-min)"
             )
         for epsilon, delta in self.budgets:
             if would_exceed(entry, epsilon, delta):
                 return (
-                    f"round {entry.round} would pass epsilon={epsilon:g} at delta={delta:g}, what "
-                    "the data of this client may spend over all rounds of its ledger"
+                    f"this round or step would pass epsilon={epsilon:g} at delta={delta:g}, what "
+                    "the data of this client may spend over all entries of its ledger"
                 )
         return None
 

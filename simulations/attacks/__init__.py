@@ -184,7 +184,9 @@ def check_subjects(
     """
     if bool(runs) == bool(compare):
         raise ValueError(
-            "give either run directories, or --compare METHOD,METHOD to record and attack new runs"
+            "give either run directories, or --compare METHOD,METHOD to record and attack new "
+            "runs; or --against mechanism=none for a picture of before and after, or --membership "
+            "for who was in the training set"
         )
     if record and compare:
         raise ValueError("--compare records runs of its own: leave out --record")

@@ -20,6 +20,8 @@ from fedlsg.simulations.attacks import check_of, kind_of, show
 from fedlsg.simulations.attacks.attack_page import Pair, output_folder, write
 from fedlsg.simulations.attacks.findings import findings_of, read_each, update_numbers
 from fedlsg.simulations.attacks.observations import (
+    FPR,
+    TWO_QUESTIONS,
     Record,
     open_record,
     refuse_unseen,
@@ -110,10 +112,15 @@ def before_after_command(
     verdicts = {name: [one.verdict for some in each for one in some] for name, each in read.items()}
     told = Pair(
         headline=headline(kind.original, verdicts),
-        badge=outcome(names[1], verdicts[names[1]]),
+        badge=outcome(kind.original, names[1], verdicts[names[1]], last.membership),
         parts=(
             Text(words=caption(kind, sides)),
             kind.compared(last, read),
+            *(
+                [Text(words=f"{known_batch(names[1], last.membership)} {TWO_QUESTIONS}")]
+                if last.membership is not None
+                else []
+            ),
             Text(words=MADE, style="note"),
         ),
         numbers={
@@ -256,13 +263,32 @@ def seen(name: str, side: Results) -> str:
     return noise if known else f"{name}, {noise}"
 
 
-def outcome(name: str, verdicts: Sequence[Verdict]) -> tuple[str, Badge]:
-    """What is true of the run itself, in a few words."""
+KNOWN = 0.05
+"""A rate of members of a known batch, at 1 % false alarms, from which a badge is not green."""
+
+
+def outcome(
+    original: str, name: str, verdicts: Sequence[Verdict], membership: float | None
+) -> tuple[str, Badge]:
+    """What is true of the run itself, in a few words: of its originals, and of who was in a batch.
+
+    membership: as ``Results`` has it.
+    """
+    also = "" if membership is None else f"; membership in a known batch: {membership:.0%}"
     if not set(LEAKS).isdisjoint(verdicts):
-        return f"{name}: recognised", "bad"
+        return f"{name}: {original}s recognised{also}", "bad"
     if "undecided" in verdicts:
-        return f"{name}: undecided", "limited"
-    return f"{name}: nothing recognisable", "good"
+        return f"{name}: {original}s undecided{also}", "limited"
+    badge: Badge = "limited" if membership is not None and membership >= KNOWN else "good"
+    return f"{name}: no {original} recognised{also}", badge
+
+
+def known_batch(name: str, membership: float) -> str:
+    """The rate at which members of one known batch are found, in a sentence."""
+    return (
+        f"{name[:1].upper()}{name[1:]}, an attacker recognises {membership:.1%} of the examples "
+        f"that are known to be in this batch or nowhere, at {FPR:.0%} false alarms."
+    )
 
 
 def headline(original: str, verdicts: Mapping[str, Sequence[Verdict]]) -> str:

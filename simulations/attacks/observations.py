@@ -40,6 +40,14 @@ FPR = 0.01
 """False alarms at which membership in one batch is said."""
 ROUNDING = 1e-9
 """Relative, of a noise multiplier that goes through the ledger."""
+TWO_QUESTIONS = (
+    "Two questions about membership have two numbers. One batch: who has an example, and knows "
+    "that it was in this one batch or nowhere, is right at the rate that is said for one update. "
+    "The whole run: nobody knows which batch an example may be in, because batches are drawn in "
+    "secret; epsilon bounds this, and fedlsg attack --membership measures it. The first is the "
+    "larger one where batches are small."
+)
+"""Said on the pages of both."""
 RECORD = (
     "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
     "with the same settings and attacks that"

@@ -4,6 +4,7 @@
 
 from typing import Annotated
 
+import click
 import typer
 from click.core import ParameterSource
 
@@ -20,6 +21,7 @@ from fedlsg.simulations.cli.options import (
 )
 from fedlsg.simulations.planning.trust import READS
 from fedlsg.simulations.settings.settings import merge, permit_code
+from fedlsg.user_code.failure import last_words
 
 
 def inspect(
@@ -92,6 +94,12 @@ def inspect(
     )
 
 
+class NotAudited(click.ClickException):
+    """An audit that could not begin, or broke: its status is not that of "falsified"."""
+
+    exit_code = 2
+
+
 def audit(
     directory: Annotated[
         str | None,
@@ -129,33 +137,36 @@ def audit(
     ] = None,
     config: Choice = None,
 ) -> int:
-    """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and
-    "falsified".
+    """Try to falsify a claimed epsilon: status 0 and "not falsified", status 1 and "falsified", or
+    status 2 where nothing was audited.
     """
-    named = {
-        "workload": workload,
-        "method": method,
-        "epsilon": epsilon,
-        "noise_multiplier": noise_multiplier,
-    }
-    given = merge({**named, "device": device}, config)
-    with starting():
-        from fedlsg.simulations.attacks.audit.audit_command import audit_command
+    try:
+        named = {
+            "workload": workload,
+            "method": method,
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+        }
+        given = merge({**named, "device": device}, config)
+        with starting():
+            from fedlsg.simulations.attacks.audit.audit_command import audit_command
 
-        given = let_run([] if directory is None else [directory], given, trust_code)
+            given = let_run([] if directory is None else [directory], given, trust_code)
 
-    return audit_command(
-        directory,
-        given,
-        console,
-        mode=mode,
-        canaries=canaries,
-        canary_kind=canary_kind,
-        plant=plant,
-        seed=seed,
-        out=out,
-        device=device_in(given),
-    )
+        return audit_command(
+            directory,
+            given,
+            console,
+            mode=mode,
+            canaries=canaries,
+            canary_kind=canary_kind,
+            plant=plant,
+            seed=seed,
+            out=out,
+            device=device_in(given),
+        )
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        raise NotAudited(last_words(error)) from error
 
 
 def attack(
@@ -387,9 +398,9 @@ def export(
 
 def payload(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="Run that recorded its updates.")],
-    round: Annotated[int, option(help="Round, from 1.")],
-    client: Annotated[int, option(help="Client, from 0.")],
-    out: Annotated[str, option(help="New file, .npz.")],
+    round: Annotated[int | None, option(help="Round, from 1.")] = None,
+    client: Annotated[int | None, option(help="Client, from 0.")] = None,
+    out: Annotated[str | None, option(help="New file, .npz.")] = None,
 ) -> None:
     """Write one recorded payload (fedlsg run --record-updates) as arrays that numpy reads.
 
@@ -398,6 +409,10 @@ def payload(
     batch; divided by the array divisor, the client's expected batch size q N, they are its mean
     gradient (times K with K local steps).
     """
+    if round is None or client is None or out is None:
+        missing = {"--round 1": round, "--client 0": client, "--out payload.npz": out}
+        gone = ", ".join(name for name, value in missing.items() if value is None)
+        raise click.UsageError(f"one payload is one client's in one round: give {gone}")
     from fedlsg.simulations.cli.payload import payload_command
 
     payload_command(directory, round, client, out, console)

@@ -334,10 +334,18 @@ COMMANDS = {
     **dict.fromkeys(("continue", "restart"), "resume RUN"),
     **dict.fromkeys(("search", "sweep", "grid"), "compare"),
     **dict.fromkeys(("save", "load", "predict"), "export RUN"),
+    **dict.fromkeys(("membership", "mia"), "attack --membership RUN"),
+    **dict.fromkeys(("invert", "reconstruct", "leak"), "attack RUN"),
     "help": "--help",
     "noise": "calibrate",
 }
 """Words that people use for a command, by the command that they mean."""
+LIBRARIES = {
+    "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as "
+    "your model in Python, see docs/peft.md",
+}
+"""Words that are no method, and what to do instead."""
+SHORT = 4
 QUOTED = re.compile(r"'(\w+)'")
 UNKNOWN = re.compile(
     r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'"
@@ -390,6 +398,8 @@ def elsewhere(text: str) -> str:
     if match and (command := COMMANDS.get(match[2])) is not None:
         return f"; did you mean fedlsg {command}?"
     word = next(filter(None, match.groups()), "") if match else ""
+    if word in LIBRARIES:
+        return f"; {LIBRARIES[word]}"
     if not word or in_our_words(word, ()):
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
@@ -397,7 +407,8 @@ def elsewhere(text: str) -> str:
     places, meant = _places(all_settings()), plain(word)
     if near := re.search("did you mean '([^']+)'", text, re.IGNORECASE):
         return f"; or {places[meant]}?" if meant in places and plain(near[1]) != meant else ""
-    meant = meant if meant in places else nearest(word, places) or ""
+    if meant not in places:  # a short word is near to many by chance
+        meant = (nearest(word, places) or "") if len(word) > SHORT else ""
     return f"; or {places[meant]}?" if meant in places else ""
 
 

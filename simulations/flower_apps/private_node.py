@@ -13,6 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from fedlsg.gradients import trainable
+from fedlsg.privacy import Ledger, load
 from fedlsg.privacy.limits import held_to
 from fedlsg.simulations.client.client_app import refusal
 from fedlsg.simulations.client.node.other_replies import (
@@ -32,9 +33,12 @@ from fedlsg.simulations.flower_apps.private_update import (
     round_of,
 )
 from fedlsg.simulations.flower_apps.whole_update import (
+    DOWNLINK_EACH,
     KEY,
+    UPLINK_EACH,
     State,
     as_arrays,
+    dense_bytes,
     folder_of,
     read_terms,
     to_cpu,
@@ -88,8 +92,13 @@ class PrivateNode:
         self._folder = folder_of(ledger, "ledger")
 
     def ledger(self, context: Context) -> Path:
-        """The file of this client's ledger, for ``PrivateStep(ledger=...)``."""
-        return self._place(context)[1]
+        """The file of this client's ledger, for ``PrivateStep(ledger=...)``; a new one says whose
+        it is.
+        """
+        client, path = self._place(context)
+        if not load(path, None)[1].heads:  # one of before says client 0, and goes on as that
+            Ledger(path, client=client).begin()
+        return path
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """As Flower calls a mod."""
@@ -169,8 +178,9 @@ def reply(
     it came: private inputs may have been written to it.
     model: builds the app's model. Replies are weighed by the number of examples, or of persons
     (``groups``), which is public in a PrivateStep. A strategy of Flower alone averages the clients'
-    ``epsilon``; PrivateUpdates says the largest. Next to it is ``replies_without_noise``, the
-    number of replies that no epsilon covers.
+    ``epsilon``; PrivateUpdates says the largest. Next to it are ``replies_without_noise``, the
+    number of replies that no epsilon covers, and ``uplink_bytes_per_client`` and
+    ``downlink_bytes_per_client``, the weights as they travel.
     Raises ValueError outside of a PrivateNode, for another ledger than the node's (the next round
     would not count this one), and for weights that are not those of the message's one ArrayRecord.
     """
@@ -206,10 +216,11 @@ def _reply(
 ) -> Message:
     after = to_cpu(step.model.state_dict())
     if KEY not in message.content.config_records:
-        sent = as_arrays(_trained(step, after, message))
-        return Message(
-            RecordDict({"arrays": sent, "metrics": MetricRecord(numbers)}), reply_to=message
-        )
+        trained = _trained(step, after, message)
+        # as it came: the same names and shapes
+        numbers |= {name: dense_bytes(trained) for name in (UPLINK_EACH, DOWNLINK_EACH)}
+        content = RecordDict({"arrays": as_arrays(trained), "metrics": MetricRecord(numbers)})
+        return Message(content, reply_to=message)
     terms = read_terms(message.content)
     if terms.unit != "example" or model is None:
         raise ValueError(

@@ -60,6 +60,8 @@ from fedlsg.user_code.short_traceback import short_traceback
 
 NUM_EXAMPLES = "num-examples"
 """The key by which Flower's strategies weigh replies, unless they are told another."""
+FAR_BELOW = 2.0
+"""How far below the clip norm an update is worth a word."""
 Numbers = dict[str, int | float | list[int] | list[float]]
 
 
@@ -152,12 +154,9 @@ def private_update(
             clipped = clipped_update(
                 values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0
             )
-            log(
-                INFO,
-                "norm of the update: %.3g, clip norm %g",
-                float(values.norm()),
-                here.method.mechanism.clip_norm,
-            )
+            clip_norm, norm = here.method.mechanism.clip_norm, float(values.norm())
+            advice = clip_advice(norm, clip_norm) if is_simulated(context) else ""
+            log(INFO, "norm of the update: %.3g, clip norm %g%s", norm, clip_norm, advice)
             updates.append(clipped)
             return add(clipped, here.method.mechanism, secret_stream())
 
@@ -184,6 +183,18 @@ def private_update(
         return answer(message, payload, numbers)
 
     return mod
+
+
+def clip_advice(norm: float, clip_norm: float) -> str:
+    """What an update that is far from the clip norm says of it, in a simulation; noise is in
+    proportion to the clip norm.
+    """
+    if not 0 < norm < clip_norm / FAR_BELOW:
+        return ""
+    return (
+        f": noise is {clip_norm / norm:.2g} times what a clip norm of this size needs; try "
+        f"PrivateUpdates(clip_norm={norm:.2g})"
+    )
 
 
 def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTerms) -> Round:

@@ -49,6 +49,8 @@ from fedlsg.strategies.protocol.wire import stage_of
 KEY = "fedlsg.update"
 """The ConfigRecord of the terms in a message, and of the payload in its reply."""
 PAYLOAD = "payload"
+UPLINK_EACH, DOWNLINK_EACH = "uplink_bytes_per_client", "downlink_bytes_per_client"
+"""Metrics of a round; averages of clients."""
 OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
 """The records of fedlsg in a message."""
 

@@ -41,6 +41,10 @@ from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 
 PHONES, DROPOUT = 1000, 0.2
+FLOWER_UP, FLOWER_DOWN = 17_000, 4_200
+"""Bytes that Flower's deployment engine adds for a client and round, whatever the messages have:
+docs/results/communication.md, "Bytes on a socket".
+"""
 LEVELS = ("values", "payload", "wire")
 
 
@@ -82,7 +86,11 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "clients_per_round": s.clients_per_round,
         "rounds": plan.schedule.rounds,
         "local_steps": plan.local.steps,
-        "values": {"dense": plan.initial.dense_parameters, "sent": frame.wire.kept},
+        "values": {
+            "dense": plan.initial.dense_parameters,
+            "sent": frame.wire.kept,
+            "growth": plan.method.mask.growth,
+        },
         "bytes": {
             "up": dict(message.up),
             "down_first": dict(message.first),
@@ -90,6 +98,7 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         },
         "uplink_bytes": up,
         "downlink_bytes": down,
+        "deployment_bytes": {"up": FLOWER_UP, "down": FLOWER_DOWN},
         "phones": _phones(plan, message, frame.kept, len(frame.blocks), phones, dropout),
         "isolation": plan.local.isolation,
         "own": isolation_line(plan, public),
@@ -333,11 +342,13 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
         f"{facts['rounds']} rounds",
         "clients": facts.get("dealt", ""),
-        "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
+        "values": f"{values['sent']:,} of {values['dense']:,} a client and round"
+        + (f", on average: {values['growth']}" if values["growth"] else ""),
         "up": f"{_bytes(sizes['up'])} a client and round",
         "down": f"{_bytes(sizes['down'])} a client and round{first}",
         "whole run": f"{human_bytes(facts['uplink_bytes'])} up, "
         f"{human_bytes(facts['downlink_bytes'])} down",
+        "deployment": _deployment(facts),
         f"{phones['phones']:,} phones": (
             f"{phones['dropout']:.0%} leave: {human_bytes(phones['uplink_bytes_a_round'])} up and "
             f"{human_bytes(phones['downlink_bytes_a_round'])} down a round, "
@@ -362,6 +373,18 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         f"{human_bytes(microbatch['budget'])}",
     }
     return {name: words for name, words in lines.items() if words}
+
+
+def _deployment(facts: Mapping[str, Any]) -> str:
+    """What Flower itself sends in a deployment, next to the payload."""
+    more, payload = facts["deployment_bytes"], facts["bytes"]["up"]["payload"]
+    words = (
+        f"Flower adds about {human_bytes(more['up'])} up and {human_bytes(more['down'])} down a "
+        "client and round"
+    )
+    if more["up"] <= payload:
+        return words
+    return f"{words}: MORE than the payload up, so a smaller payload saves little there"
 
 
 def _choice(choice: Mapping[str, Any]) -> str:

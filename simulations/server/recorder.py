@@ -28,7 +28,7 @@ from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.resolve import GRID, downlink_codec
-from fedlsg.simulations.storage.journal import run_seconds
+from fedlsg.simulations.storage.journal import read_lines, rounds_by_client, run_seconds
 from fedlsg.simulations.storage.manifest import Manifest, accept
 from fedlsg.simulations.storage.round_tables import Row, Tables, Times
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -39,6 +39,8 @@ from fedlsg.strategies.protocol.round_report import RoundReport, SimulatedClock
 from fedlsg.strategies.protocol.sparse_downlink import SparseDownlink
 
 OnRound = Callable[[Row], object]
+MOST_LISTED = 100
+"""Clients whose rounds a summary lists."""
 
 
 class Recorder:
@@ -219,6 +221,7 @@ class Recorder:
             downlink=self.downlink.state_dict(),
             totals=self.totals.sums,
             transfer_seconds=run_seconds(self.run.messages),
+            rounds_by_client=self._rounds_by_client(),
             wall_seconds=self._seconds,
             times=self.totals.times,
             simulated={"seconds": self.clock.now, **self.totals.clients}
@@ -227,6 +230,14 @@ class Recorder:
             stopped=stopped,
             diverged=diverged,
         )
+
+    def _rounds_by_client(self) -> dict[str, int] | None:
+        """Of each client, once one has failed; not of federations that are too large to read."""
+        clients = len(self.plan.terms)
+        if not self.clock.health.since or clients > MOST_LISTED or not self.run.messages.exists():
+            return None
+        had = rounds_by_client(read_lines(self.run.messages))
+        return {str(client): had.get(client, 0) for client in range(clients)}
 
     def _tested(self) -> list[tuple[int, Score | None]] | None:
         """What was measured on each client's part of the test split, if that is wanted."""

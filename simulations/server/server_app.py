@@ -359,4 +359,7 @@ def run_on(
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])
+    if by_client := summary.get("rounds_by_client"):
+        had = ", ".join(f"client {client}: {rounds}" for client, rounds in by_client.items())
+        log(WARNING, "rounds with an update, of %d: %s", summary["rounds"], had)
     return plan, run

@@ -52,6 +52,7 @@ class Outcome:
     of_mean: what predicting the mean of the test targets reaches; None where that means nothing.
     by_client: accuracies on parts of the test split like the clients'.
     clients: the rows of clients.csv.
+    rounds_by_client: rounds with an update of each client; None while nobody failed.
     totals: sums of bytes and messages.
     simulated: time of the simulated clock, and clients by what became of them; None without a
         clock.
@@ -74,6 +75,7 @@ class Outcome:
     downlink: Mapping[str, Any]
     totals: Mapping[str, int]
     transfer_seconds: Mapping[str, float]
+    rounds_by_client: Mapping[str, int] | None = None
     wall_seconds: float
     times: Mapping[str, float]
     simulated: Mapping[str, Any] | None
@@ -96,6 +98,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "rounds": o.rounds,
         "empty_rounds": o.rounds - o.updates,
         "clients": len(plan.terms),
+        **({} if o.rounds_by_client is None else {"rounds_by_client": dict(o.rounds_by_client)}),
         "accuracy": o.score.accuracy,
         "accuracy_by_split": dict(o.score.by_split),
         **({"personal": plan.method.personal} if plan.method.personal else {}),

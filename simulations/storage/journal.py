@@ -30,6 +30,7 @@ import hashlib
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -303,6 +304,16 @@ def run_seconds(path: Path) -> dict[str, float]:
         if lines
         else {}
     )
+
+
+def rounds_by_client(lines: Iterable[Line]) -> dict[int, int]:
+    """How many training rounds had values of each client; those without any are left out."""
+    sent = {(line.client, line.round) for line in lines if line.round and _has_values(line)}
+    return dict(sorted(Counter(client for client, _ in sent).items()))
+
+
+def _has_values(line: Line) -> bool:
+    return line.direction == "up" and line.values_bytes > 0
 
 
 def _rate(bits: float) -> str:

@@ -35,6 +35,7 @@ from fedlsg.privacy import (
     LedgerError,
     check_extends,
     check_sample_rate,
+    load,
 )
 from fedlsg.privacy.data_record import DataRun
 from fedlsg.privacy.trained_weights import Writer
@@ -208,7 +209,7 @@ def certified(events: tuple[Event, ...], delta: float | None) -> None:
 
 
 CLIENT = 0
-"""The client of the ledger: an own loop is a federation of one."""
+"""The client of public streams, and of a ledger that names none yet: an own loop is alone."""
 
 
 WAY = "give both the same ledger=PATH, one file for each data set"
@@ -220,8 +221,8 @@ class LoopAccount:
     temporary file.
 
     ``writer``: of the weights that the run trains. ``spends``: the run in the record of its data.
-    Raises LedgerError for a damaged ledger, another client's, or that of a data set of another
-    size.
+    A ledger that exists goes on as that of the client that it names.
+    Raises LedgerError for a damaged ledger, or that of a data set of another size.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class LoopAccount:
         if path is None:
             folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
             path = Path(folder) / "ledger.jsonl"
-        self.ledger = ledger = Ledger(path, client=CLIENT)
+        self.ledger = ledger = Ledger(path, client=max(CLIENT, load(Path(path), None)[0]))
         if not self.lasting:
             weakref.finalize(ledger, shutil.rmtree, folder, ignore_errors=True)
         self.run = secrets.token_hex(8)
@@ -261,7 +262,7 @@ class LoopAccount:
     ) -> Entry:
         """The entry of the next attempt at a round."""
         return Entry(
-            client=CLIENT,
+            client=self.ledger.client,
             attempt=self.ledger.next_attempt(plan.round, self.run),
             round=plan.round,
             run=self.run,
@@ -300,5 +301,5 @@ class LoopAccount:
                 "resume in another process, give the same ledger=PATH before and after"
             )
         if count:
-            check_extends(self.ledger.path, CLIENT, count, state["head"])
+            check_extends(self.ledger.path, self.ledger.client, count, state["head"])
         self.run = str(state["run"])

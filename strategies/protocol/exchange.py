@@ -32,6 +32,9 @@ from fedlsg.strategies.protocol.round_report import (
     SimulatedClock,
 )
 
+MOST_NAMED = 10
+"""Clients that a line of the log names of those that are left out."""
+
 
 class Exchange:
     """What is sent and received in the current round; ``report`` says what happened in it.
@@ -89,7 +92,13 @@ class Exchange:
         failures, healthy ones.
         """
         returned = self.roster.take_returned()
-        return self._choice.select(plan.round, returned, whole=not self.replaces)
+        selected = self._choice.select(plan.round, returned, whole=not self.replaces)
+        waiting = self.clock.health.waiting(plan.round, selected)
+        for client in list(waiting)[:MOST_NAMED]:
+            log(WARNING, "round %d: client %d is %s", plan.round, client, waiting[client])
+        if len(waiting) > MOST_NAMED:
+            log(WARNING, "round %d: %d clients are left out", plan.round, len(waiting))
+        return selected
 
     def run(self, plan: RoundPlan, selected: Sequence[int]) -> Received:
         """A whole exchange: announce, wait, collect."""

@@ -16,7 +16,7 @@ from digits_steps.task import Net, load_data
 node = fedlsg.flower.PrivateNode(
     epsilon=8.0,
     delta=1e-5,
-    least_noise_multiplier=1.0,
+    least_noise_multiplier=0.5,
     ledger=Path.home() / ".local/state/digits-steps",
 )
 app = ClientApp(mods=[node])

@@ -25,6 +25,8 @@ def main(grid: Grid, context: Context):
         num_rounds=config["num-server-rounds"],
         evaluate_fn=global_evaluate,
     )
+    if not result.arrays:
+        raise SystemExit("every client refused: the log of the first round says why")
     torch.save(result.arrays.to_torch_state_dict(), config["out"])
 
 

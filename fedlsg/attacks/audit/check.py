@@ -17,12 +17,27 @@ class Check:
     """One check: whether it passed, and what was found, in words.
 
     significance: the probability with which correct code is accused, at most.
+    error: the standard error of what was measured, in units of what is claimed; 0 of a check that
+        has none.
     """
 
     name: str
     passed: bool
     says: str
     significance: float = SIGNIFICANCE
+    error: float = 0.0
+
+    @property
+    def powerless(self) -> bool:
+        """Whether it passed, and could hardly have failed: a breach of the claim's own size is
+        within its error.
+        """
+        return self.passed and self.error > 1
+
+    @property
+    def outcome(self) -> str:
+        """In a word."""
+        return "no power" if self.powerless else "passed" if self.passed else "FAILED"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,9 +152,8 @@ def sensitivity(
     says = (
         f"canaries move the payloads by {slope:.3f} of what is claimed (standard error {error:.3f})"
     )
-    return Check(
-        name="sensitivity", passed=bool(norm.sf((slope - 1) / error) >= SIGNIFICANCE), says=says
-    )
+    passed = bool(norm.sf((slope - 1) / error) >= SIGNIFICANCE)
+    return Check(name="sensitivity", passed=passed, says=says, error=error)
 
 
 def noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:

@@ -40,7 +40,8 @@ def check_canaries(
     says = (
         f"a canary moves the outputs by {moved:.3f} of what is claimed (standard error {error:.3f})"
     )
-    return Check(name="sensitivity", passed=bool(log_p >= np.log(SIGNIFICANCE)), says=says)
+    passed = bool(log_p >= np.log(SIGNIFICANCE))
+    return Check(name="sensitivity", passed=passed, says=says, error=float(error))
 
 
 def check_equal_units(
@@ -79,7 +80,7 @@ def check_equal_units(
         f"{standard_error:.3f})"
     )
     passed = least_log_p >= np.log(SIGNIFICANCE / 2)
-    return Check(name="sensitivity of many", passed=bool(passed), says=says)
+    return Check(name="sensitivity of many", passed=bool(passed), says=says, error=standard_error)
 
 
 def game_checks(game: Game, claim: UnitClaim) -> list[Check]:
@@ -106,7 +107,8 @@ def check_movement(game: Game, claim: UnitClaim, noise_variance: Float[np.ndarra
         f"{moved[worst]:.3f} of what is claimed (standard error {error[worst]:.3f})"
     )
     passed = bool(log_p.min() >= np.log(SIGNIFICANCE / k))
-    return Check(name=f"sensitivity, {game.name}", passed=passed, says=says)
+    name = f"sensitivity, {game.name}"
+    return Check(name=name, passed=passed, says=says, error=float(error[worst]))
 
 
 def check_fresh_draws(

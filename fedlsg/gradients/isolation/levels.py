@@ -43,6 +43,8 @@ def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
     if factor is not None and factor > SLOW_FACTOR:
         reasons.append(
             f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own "
-            "code as far as one check on made-up rows goes"
+            "code as far as one check on made-up rows goes: give -c isolation=checked "
+            "(isolation='checked' in Python) if you know that no example's output depends on "
+            "another example; epsilon then rests on your word"
         )
     return "; ".join(filter(None, [", ".join(reasons), reason]))

@@ -215,8 +215,8 @@ def show(
     """
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
-        mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
-        print_line(f"{mark}  {check.name}: {check.says}", console, style)
+        style = "yellow" if check.powerless else "dim" if check.passed else "bold red"
+        print_line(f"{check.outcome}  {check.name}: {check.says}", console, style)
     console.print(alarm_words(verdict), markup=False, highlight=False)
     console.print(f"threat model: {threat}", markup=False, highlight=False)
     if verdict.falsified:
@@ -266,7 +266,11 @@ MEANING = (
 
 CAPTION = (
     "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove "
-    "nothing. The estimate is no bound."
+    "nothing. The estimate is what this audit's own attack reaches, and not the real epsilon."
+)
+NO_POWER = (
+    'A check says "no power" where its standard error is larger than what is claimed: it could '
+    "hardly have failed. More canaries, more outputs or a larger sample rate give it some."
 )
 
 
@@ -319,7 +323,7 @@ def page(
                     "Claim, bounds and estimate",
                     [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning],
                 ),
-                ("Checks", [_checks(verdict), Text(words=alarm_words(verdict), style="note")]),
+                ("Checks", [_checks(verdict), *_notes(verdict)]),
                 ("Which code ran", [_paths(report), Text(words=PATHS_SAY, style="note")]),
                 ("What was audited", [facts_of(asked)]),
                 ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
@@ -329,10 +333,19 @@ def page(
     )
 
 
+def _notes(verdict: Verdict) -> list[Text]:
+    """What the table of checks means."""
+    said = [alarm_words(verdict)]
+    said += [NO_POWER] if any(check.powerless for check in verdict.checks) else []
+    return [Text(words=words, style="note") for words in said]
+
+
 def _tiles(verdict: Verdict, reader: str) -> Tiles:
     """The claim, the best bound, the estimate, and how many checks passed."""
     claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
     passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
+    powerless = sum(check.powerless for check in verdict.checks)
+    with_power = f"; {powerless} of them without power here" if powerless else ""
     refuted = verdict.one_run.refutes or verdict.f_dp.refutes
     against = "above the claim: refuted" if refuted else "does not refute the claim"
     return Tiles(
@@ -349,15 +362,16 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
                 style="bad" if refuted else "good",
             ),
             Tile(
-                name="estimate",
+                name="this audit's attack reaches",
                 value=f"{estimate.value:.3f}",
-                note=f"{estimate.low:.3f} to {estimate.high:.3f} at 95 %; no bound",
+                note=f"{estimate.low:.3f} to {estimate.high:.3f} at 95 %. It is NOT the real "
+                "epsilon: a better attack reaches more",
             ),
             Tile(
                 name="checks passed",
                 value=f"{passed} of {checks}",
-                note="of the mechanism's outputs",
-                style="good" if passed == checks else "bad",
+                note=f"of the mechanism's outputs{with_power}",
+                style="bad" if passed < checks else "limited" if powerless else "good",
             ),
         )
     )
@@ -432,9 +446,11 @@ def _checks(verdict: Verdict) -> Table:
     """A row for each check."""
     columns = [
         Column("check", lambda check: check.name),
-        Column("outcome", lambda check: "passed" if check.passed else "FAILED", left=True),
+        Column("outcome", lambda check: check.outcome, left=True),
         Column("what it says", lambda check: check.says, left=True),
     ]
     return make_table(
-        columns, verdict.checks, style=lambda check: "good" if check.passed else "alert"
+        columns,
+        verdict.checks,
+        style=lambda check: "dim" if check.powerless else "good" if check.passed else "alert",
     )

@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from fedlsg.attacks.metrics import LOW_RATES, Roc
+from fedlsg.config.units import unit_named
 from fedlsg.simulations.attacks.attack_page import output_folder
 from fedlsg.simulations.attacks.membership.measure import (
     GRID,
@@ -26,21 +27,24 @@ from fedlsg.simulations.attacks.membership.measure import (
     claimed,
 )
 from fedlsg.simulations.attacks.membership.membership_findings import (
-    BADGES,
     Report,
+    at_guessing,
+    badge_of,
     bounded,
     facts,
-    grade_of,
     granted,
+    on_run,
     strongest,
     tables,
     verdict,
 )
 from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_on_run
 from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_all
+from fedlsg.simulations.attacks.observations import TWO_QUESTIONS
 from fedlsg.simulations.attacks.question import KEY, Question, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.drawing.chart import GUESSING, Axis, Chart, Series
 from fedlsg.simulations.report.drawing.colours import (
     BLACK,
@@ -83,6 +87,8 @@ from fedlsg.simulations.settings.settings import Settings, words_given
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.examined import STATE
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.workloads.base import split
+from fedlsg.simulations.workloads.base.split import Chance
 
 SHADOWS = 16
 USED = frozenset(
@@ -154,12 +160,19 @@ def membership_command(
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),
+            chance=chance_of(plan),
         )
         others = [] if run is None or output_folder([run], None) == folder else [run]
         question = {"runs": others, "shadows": shadows, "seed": seed, "given": words_of_each(given)}
         files = write(folder, report, lead(report, run), question)
     show(report, console)
     print_written(folder, files, console)
+
+
+def chance_of(plan: Plan) -> Chance | None:
+    """The accuracy of guessing on the test split; None without classes."""
+    classes = plan.workload.num_classes
+    return None if classes is None else split.chance_of(plan.workload.tests, classes)
 
 
 def only(runs: Sequence[str], given: Collection[str]) -> str | None:
@@ -211,6 +224,8 @@ def show(report: Report, console: Console) -> None:
         print_line(f"{name}: {text}", console, "dim")
     console.print(facts_shown(facts(report)), highlight=False)
     print_line(verdict(report), console, "bold")
+    if (empty := at_guessing(report)) is not None:
+        print_line(empty, console, "yellow")
 
 
 COLOURS = (ORANGE, SKY, GREEN, VIOLET, RED, PLUM, BLUE)
@@ -219,8 +234,8 @@ CAPTION = (
     "How many members an attack finds (true positive rate) for each share of non-members that it "
     "wrongly calls members (false positive rate). Both axes are logarithmic; each model is the "
     "target in turn. Further up is a stronger attack, and the dotted line is guessing. The band of "
-    "the strongest attack has its intervals. Rates left of the first point cannot be measured with "
-    "so few non-members."
+    "the strongest attack has its intervals; diamonds are the best attack on the run itself. Rates "
+    "left of the first point cannot be measured with so few non-members."
 )
 DASHED = "Dashed lines are what the claim allows any attacker."
 
@@ -249,14 +264,23 @@ def page(report: Report, lead: str, saved: Download) -> str:
             title="Who was in the training set",
             lead=lead,
             headline=verdict(report),
-            badge=BADGES[grade_of(report)],
+            badge=badge_of(report),
+            cautions=() if (empty := at_guessing(report)) is None else (empty,),
             sections=sections(
                 ("Members found", [interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
                 ("What was attacked", [facts_of(facts(report))]),
                 (
                     "What the attacker is granted",
-                    [facts_of(granted(report)), Text(words=limits, style="note")],
+                    [
+                        facts_of(granted(report)),
+                        *(
+                            []
+                            if unit_named(report.settings.unit).whole
+                            else [Text(words=TWO_QUESTIONS, style="note")]
+                        ),
+                        Text(words=limits, style="note"),
+                    ],
                 ),
                 data_section(saved),
             ),
@@ -283,6 +307,23 @@ def curves(report: Report) -> tuple[Chart, ...]:
             low = np.maximum(found.band[0], found.curve / 100)  # zero has no logarithm
             high = _shown(found.band[1])
             series.append(replace(line, kind="band", dashes="-", low=_shown(low), high=high))
+    if report.own:
+        own = strongest({name: outcome.roc for name, outcome in report.own.items()})
+        tpr = report.own[own].roc.tpr
+        # zero has no logarithm, and a bar without an end would not be drawn
+        low = [max(rate.low, rate.value / 100) for rate in tpr.values()]
+        series.append(
+            Series(
+                name=on_run(own),
+                x=[100 * rate for rate in tpr],
+                y=_shown(np.array([rate.value for rate in tpr.values()])),
+                colour=BLACK,
+                marker="D",
+                line=False,
+                low=_shown(np.array(low)),
+                high=_shown(np.array([rate.high for rate in tpr.values()])),
+            )
+        )
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         bound = [100 * limit.bound(float(rate)) for rate in rates]
         series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))

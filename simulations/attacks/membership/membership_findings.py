@@ -23,6 +23,7 @@ from fedlsg.simulations.attacks.membership.own_model import OwnAttack
 from fedlsg.simulations.attacks.membership.shadows import Trained
 from fedlsg.simulations.report.pages.page import Badge, Row, Table
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 
 GRANTED = {
     "candidates": "every example with its label and its client, but not whether it was in the "
@@ -69,7 +70,7 @@ class Report:
     run.
 
     test_examples: of the public test split, on which every model's accuracy is measured; 0 if
-    unknown.
+    unknown. chance: the accuracy of guessing there; None without classes.
     """
 
     settings: Settings
@@ -81,6 +82,7 @@ class Report:
     seed: int
     seconds: float
     test_examples: int = 0
+    chance: Chance | None = None
 
     @property
     def rows(self) -> Mapping[str, Roc]:
@@ -215,6 +217,14 @@ BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
 """Verdicts in a few words."""
 
 
+def badge_of(report: Report) -> tuple[str, Badge]:
+    """The verdict in a few words; not green for models that learned nothing."""
+    grade = grade_of(report)
+    if grade == "none" and at_guessing(report) is not None:
+        return "no attack succeeded, on models that learned nothing", "limited"
+    return BADGES[grade]
+
+
 def grade_of(report: Report) -> Grade:
     """What the best of all attacks of the table shows, those on the run itself included: badge and
     verdict are made of it.
@@ -315,6 +325,19 @@ def _accuracy(report: Report) -> dict[str, str]:
             "models share"
         )
     return lines
+
+
+def at_guessing(report: Report) -> str | None:
+    """A warning where the attacked models have learned nothing that an attack could find."""
+    if report.models.accuracy is None or report.chance is None:
+        return None
+    if beats_chance(report.models.accuracy, report.chance):
+        return None
+    return (
+        f"The attacked models are at the accuracy of guessing ({report.chance.level:.0%}): they "
+        "learned nothing that an attack could find. That no attack succeeds here says nothing of "
+        "the method; attack a run that learns."
+    )
 
 
 def granted(report: Report) -> dict[str, str]:

@@ -124,6 +124,12 @@ def hint(run: Ended) -> str:
     slope = run.slope
     if slope > MOVED:
         went = "was not finite at the end" if math.isinf(slope) else f"rose by {slope:.0%}"
+        if noisy and run.rho is not None and run.rho >= LOUD:
+            ways = _less_noise(run, values=True)
+            return (
+                f"the loss {went}, and the noise of a step is {run.rho:.2g} times the clip norm: "
+                f"give {ways}; then {rate}"
+            )
         return f"the loss {went}, so steps are too long: give {rate}"
     if run.falls:
         return (

@@ -369,6 +369,7 @@ class Page:
     kind: what made it.
     headline: the result in one sentence, from the results.
     badge: a word that nobody may overlook, and how it is coloured.
+    cautions: what keeps a result from saying much.
     advice: what a reader may do, which is no warning.
     """
 
@@ -378,6 +379,7 @@ class Page:
     headline: str = ""
     badge: tuple[str, Badge] = ("", "")
     warnings: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     sections: tuple[Section, ...]
 

@@ -19,6 +19,7 @@ a { color: var(--link); }
 .lead { color: var(--dim); margin: 0; }
 .headline { font-size: 1.2rem; line-height: 1.45; font-weight: 600; margin: 1.1rem 0; }
 .warning { border-left: 4px solid var(--alarm); padding: .6rem 1rem; background: var(--alert); }
+.warning.caution { border-left-color: var(--warn); background: var(--limit); }
 .advice { border-left: 4px solid var(--bar); padding: .6rem 1rem; background: var(--panel); }
 .badge { display: inline-block; margin: .2rem 0 .6rem; padding: .15rem .8rem; border-radius: 1rem; font-weight: 600; }
 .badge.good { color: var(--good); background: var(--fine); }

@@ -171,6 +171,9 @@ PAGE = """<!DOCTYPE html>
 {% for words in page.warnings %}
 <p class="warning" role="note">{{ words }}</p>
 {% endfor %}
+{% for words in page.cautions %}
+<p class="warning caution" role="note">{{ words }}</p>
+{% endfor %}
 {% for words in page.advice %}
 <p class="advice" role="note">{{ words }}</p>
 {% endfor %}

@@ -178,6 +178,21 @@ def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_wa
     assert everybody.choose([2, 1, 0], 3, round=3) == [0, 1, 2], "nobody else is left"
 
 
+def test_who_is_left_out_is_said_with_the_round_in_which_it_is_asked_again():
+    health, asked = Health(), {}
+    for round in range(1, 11):
+        asked[round] = health.choose([0, 1], 2, round=round)
+        waiting = health.waiting(round, asked[round])
+        assert set(waiting) == {0, 1} - set(asked[round])
+        for words in waiting.values():
+            due = int(words.split("round ")[1].split(",")[0])
+            assert due > round
+            assert health.choose([0, 1], 2, round=due) == [0, 1]
+            assert health.choose([0, 1], 2, round=due - 1) == [0]
+        health.count(round, asked[round], {1} & set(asked[round]))
+    assert [round for round, clients in asked.items() if clients == [0]]
+
+
 @given(st.integers(1, 8), st.data())
 def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, data):
     per_round = data.draw(st.integers(1, clients))

@@ -134,10 +134,9 @@ def test_an_open_ledger_refuses_a_file_that_was_cut_or_deleted(path):
 
 def test_a_ledger_of_another_client_or_schema_is_refused(path):
     filled(path)
-    with pytest.raises(
-        LedgerError, match="line 1: expected the ledger of client 5, this is client 3"
-    ):
+    with pytest.raises(LedgerError, match=r"of client 3, and not of client 5.*undamaged") as raised:
         Ledger(path, client=5)
+    assert "restore" not in str(raised.value)
     foreign = encode_line({"schema": 3, "client": 3, "adjacency": "add/remove"}, "0" * 64)
     path.write_bytes(foreign + b"\n")
     with pytest.raises(LedgerError, match="line 1: expected the header of schema 2"):
@@ -282,3 +281,33 @@ def test_a_failed_write_leaves_the_ledger_usable(path, monkeypatch):
     assert len(ledger.entries) == 2
     ledger.charge(entry(2))
     assert [e.round for e in Ledger(path, client=3).entries] == [0, 1, 2]
+
+
+def test_a_ledger_says_itself_whose_it_is(path):
+    written = filled(path, rounds=2)
+    read = Ledger(path)
+    assert (read.client, read.entries) == (3, written.entries)
+    read.charge(entry(9))
+    assert len(written.entries) == 3
+
+
+def test_without_a_client_a_path_without_a_ledger_is_no_epsilon_of_zero(path):
+    with pytest.raises(LedgerError, match="no such file"):
+        Ledger(path)
+    path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="an empty file"):
+        Ledger(path)
+
+
+def test_a_ledger_that_has_begun_is_as_one_that_was_charged_at_once(path, tmp_path):
+    Ledger(path, client=3).begin()
+    assert (Ledger(path).client, Ledger(path).entries) == (3, ())
+    once = path.read_bytes()
+    Ledger(path).begin()
+    assert path.read_bytes() == once
+    ledger, other = Ledger(path), Ledger(tmp_path / "other.jsonl", client=3)
+    for round in (1, 2):
+        ledger.charge(entry(round))
+        other.charge(entry(round))
+    assert path.read_bytes() == other.path.read_bytes()
+    assert ledger.snapshot() == other.snapshot() == Ledger(path).snapshot()

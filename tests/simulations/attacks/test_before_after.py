@@ -221,8 +221,8 @@ def test_what_a_change_makes_void_is_left_out():
 def test_each_leak_is_recognised_by_badge_and_headline(verdict):
     """A plain truck of little similarity was "nothing recognisable"."""
     verdicts = {"without noise": [verdict, "undecided"], "with noise": ["not told apart"] * 2}
-    assert outcome("without noise", verdicts["without noise"])[1] == "bad"
-    assert outcome("with noise", verdicts["with noise"])[1] == "good"
+    assert outcome("picture", "without noise", verdicts["without noise"], None)[1] == "bad"
+    assert outcome("picture", "with noise", verdicts["with noise"], None)[1] == "good"
     assert "without noise, 1 of 2, 1 undecided; with noise, 0 of 2" in headline("picture", verdicts)
 
 
@@ -392,3 +392,11 @@ def test_a_secure_sum_is_compared_with_the_sum_without_noise(fedlsg):
     assert "of the sum of 6 payloads" in said
     numbers = json.loads(Path("pair/before-after.json").read_text())
     assert numbers["granted"]["sees"] == "the sum of all payloads"
+
+
+@pytest.mark.parametrize(("rate", "badge"), [(0.718, "limited"), (0.02, "good")])
+def test_a_badge_says_what_who_knows_the_batch_finds(rate, badge):
+    """A green "nothing recognisable" was over a closed block with 71.8 %."""
+    words, style = outcome("picture", "with noise", ["not told apart"] * 8, rate)
+    assert style == badge
+    assert f"no picture recognised; membership in a known batch: {rate:.0%}" in words

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.membership.scores import membership_attacks
 from fedlsg.attacks.metrics import roc
-from fedlsg.simulations.attacks.membership import as_shadow, membership_command
+from fedlsg.simulations.attacks.membership import as_shadow, curves, membership_command, page
 from fedlsg.simulations.attacks.membership.measure import (
     Limit,
     answers,
@@ -27,6 +27,8 @@ from fedlsg.simulations.attacks.membership.measure import (
 )
 from fedlsg.simulations.attacks.membership.membership_findings import (
     Report,
+    at_guessing,
+    badge_of,
     bounded,
     grade_of,
     tables,
@@ -42,7 +44,9 @@ from fedlsg.simulations.attacks.membership.shadows import (
 )
 from fedlsg.simulations.attacks.observations import load_record
 from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.report.pages.page import download
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads.base.split import Chance
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import SMALL, run_local
 
@@ -329,3 +333,28 @@ def test_a_client_whose_rounds_are_summed_gives_its_rows_away(tmp_path):
     assert found.tpr[0.01].low <= 1 - least(1 - 0.01)
     # non-members are as the normal of the closed form
     assert abs(float(np.std(noisy[1])) - 1) < 0.2
+
+
+@pytest.mark.parametrize(("accuracy", "empty"), [(0.096, True), (0.9, False)])
+def test_models_that_learned_nothing_get_a_warning_and_no_green_badge(accuracy, empty):
+    models = nothing_found().models
+    report = replace(
+        nothing_found(),
+        models=replace(models, accuracy=(accuracy,) * len(models.inside)),
+        chance=Chance(num_classes=10, majority_share=0.103, test_examples=360),
+    )
+    assert (at_guessing(report) is not None) == empty
+    assert (badge_of(report)[1] == "limited") == empty
+    shown = page(report, "lead", download("membership.json", b"{}", "numbers"))
+    assert ("learned nothing that an attack could find" in shown) == empty
+    assert "Two questions about membership have two numbers" in shown
+
+
+def test_the_best_attack_on_the_run_itself_is_in_the_figure():
+    report = with_own(shift=3.0)
+    (chart,) = curves(report)
+    (points,) = [line for line in chart.series if line.name == "attack 0 on the run itself"]
+    rates = report.own["attack 0"].roc.tpr
+    assert points.y == [100 * rate.value for rate in rates.values()]
+    assert points.high == [100 * rate.high for rate in rates.values()]
+    assert np.isfinite(points.low).all()  # a point alone would look as sure as a curve

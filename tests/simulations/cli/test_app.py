@@ -81,6 +81,16 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "unknown setting 'sparcity'; did you mean 'sparsity'",
     ),
     "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
+    "an attack as a command": (
+        ("membership", "RUN"),
+        "No such command 'membership'; did you mean fedlsg attack --membership RUN[?]$",
+    ),
+    "an attack on nothing": (("attack",), "--against mechanism=none .* --membership"),
+    "a payload without its options": (
+        ("payload", "RUN"),
+        "give --round 1, --client 0, --out payload.npz$",
+    ),
+    "peft as a method": (("run", "digits", "--method", "peft"), "topk; fedlsg trains .*peft.md$"),
     "unknown command": (("train",), "No such command 'train'; did you mean fedlsg run[?]$"),
     "a command of other words": (
         ("sweep",),
@@ -116,7 +126,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "payload of which round": (
         ("payload", ".", "--client", "0", "--out", "x.npz"),
-        "(?i)missing option.*--round",
+        "one payload is one client's in one round: give --round 1$",
     ),
     "calibrate nothing": (("calibrate",), "give either --epsilon .* or --noise-multiplier"),
     "calibrate both": (("calibrate", "--epsilon", "1", "--noise-multiplier", "1"), "give either"),
@@ -251,3 +261,9 @@ def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
     summary = SimpleNamespace(exists=lambda: used is not None)
     run: Any = SimpleNamespace(summary=summary, read_summary=lambda: {"device": used})
     assert made_on(run, Settings(device=setting)) == device
+
+
+def test_an_audit_that_cannot_begin_does_not_end_as_a_falsified_one(fedlsg):
+    status, _, errors = fedlsg("audit", "--workload", "digits", "-c", "mechanism=none")
+    assert status == 2
+    assert "there is nothing to falsify" in errors

@@ -1,12 +1,13 @@
 """Laws of a federation: what it equals, how its noise adds up, when its ledger is charged."""
 
+import logging
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from torch import Tensor
 
 import fedlsg.simulations.client.process_state
@@ -16,7 +17,7 @@ from fedlsg.randomness import reproducible_stream
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.state.server_state import ServerState
-from fedlsg.strategies.protocol.wire import Announcement
+from fedlsg.strategies.protocol.wire import LOST, Announcement
 from tests.simulations.support.runs import Run, run_local
 
 N = 1437  # training images of digits
@@ -143,3 +144,28 @@ def test_clients_add_their_noise_over_a_constant_divisor(clients, failed, tmp_pa
     run = run_local(tmp_path / "run", client=failing(*failed), clients=clients, **LOUD)
     assert run.rows[0].rejected == " ".join(map(str, failed))
     assert math.isclose(noise_gain(run), math.sqrt(clients - len(failed)), rel_tol=TOLERANCE)
+
+
+def test_a_federation_that_became_one_client_says_so_in_each_round_and_in_its_summary(
+    tmp_path, caplog
+):
+    trained = list[Message]()
+
+    def dead(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
+            trained.append(message)
+        if len(trained) > 2 and trained[-1] is message:
+            return Message(Error(code=LOST[0], reason="the worker is gone"), reply_to=message)
+        return app(message, context)
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run = run_local(tmp_path / "run", client=dead, clients=2, rounds=8)
+    assert run.summary["rounds_by_client"] == {"0": 8, "1": 2}
+    alone = [row.round for row in run.rows if row.asked == "0"]
+    assert alone == [5, 6, 8]
+    for round in alone:
+        assert f"round {round}: client 1 is left out until round " in caplog.text
+
+
+def test_where_nobody_failed_a_summary_has_no_rounds_by_client(tmp_path):
+    assert "rounds_by_client" not in run_local(tmp_path / "run", clients=2, rounds=2).summary

@@ -3,6 +3,7 @@ has limits of its own, whatever the server chooses.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,37 @@ def test_private_steps_leave_within_the_limits_of_the_node(tmp_path):
     assert [len(book.entries) for book in steps_ledgers(tmp_path)] == [2, 2]
     for reply in grid.replies:
         numbers = reply.content["metrics"]
-        assert set(numbers) == {"num-examples", "epsilon", "steps", "replies_without_noise"}
+        size = {"uplink_bytes_per_client", "downlink_bytes_per_client"}
+        said = {"num-examples", "epsilon", "steps", "replies_without_noise"}
+        assert set(numbers) == said | size
         assert 0 < numbers["epsilon"] < 50
+        arrays = reply.content["arrays"].to_torch_state_dict()
+        assert {numbers[name] for name in size} == {4 * sum(t.numel() for t in arrays.values())}
+
+
+def test_the_ledger_of_private_steps_is_of_the_nodes_own_client(tmp_path):
+    trained_by(steps_app(tmp_path), 1.0)
+    paths = sorted(tmp_path.rglob("client-*.jsonl"))
+    assert [(path.stem, fedlsg.Ledger(path).client) for path in paths] == [
+        ("client-0", 0),
+        ("client-1", 1),
+    ]
+
+
+def test_a_ledger_from_before_that_says_client_0_goes_on(tmp_path):
+    """Versions before wrote client 0 in the ledger of every node with private steps."""
+    trained_by(steps_app(tmp_path), 1.0)
+    (mine,) = tmp_path.rglob("client-1.jsonl")
+    old = fedlsg.Ledger(tmp_path / "old.jsonl", client=0)
+    for entry in fedlsg.Ledger(mine).entries:
+        old.charge(replace(entry, client=0))
+    old.path.replace(mine)
+    spent = fedlsg.Ledger(mine).epsilon(1e-5).upper
+    grid = trained_by(steps_app(tmp_path), 1.0)
+    assert not any(reply.has_error() for reply in grid.replies)
+    book = fedlsg.Ledger(mine)
+    assert (book.client, len(book.entries)) == (0, 4)
+    assert book.epsilon(1e-5).upper > spent
 
 
 def steps_ledgers(folder: Path) -> list[Any]:

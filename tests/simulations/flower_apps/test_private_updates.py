@@ -3,7 +3,9 @@ Flower messages.
 """
 
 import json
+import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,8 @@ def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trus
     numbers = result.train_metrics_clientapp[2]
     assert numbers["epsilon"] == books[0].epsilon(1e-5).upper
     assert numbers["clients"] == CLIENTS
+    assert numbers["uplink_bytes_per_client"] * CLIENTS == numbers["uplink_bytes"]
+    assert numbers["downlink_bytes_per_client"] * CLIENTS == numbers["downlink_bytes"]
     assert method == "dpsgd" or numbers["uplink_bytes"] < numbers["downlink_bytes"]
     assert oct(books[0].path.stat().st_mode & 0o777) == "0o600"
 
@@ -344,3 +348,55 @@ def test_a_strategy_that_compares_clients_needs_to_see_them():
         ValueError, match=r"FedMedian compares .* their mean alone: give trust='client'"
     ):
         PrivateUpdates(FedMedian(), build, epsilon=8.0, trust="secure")
+
+
+def test_the_log_says_that_a_mask_grows_and_that_nobody_trained(tmp_path, caplog):
+    grid = Nodes(app_of(mod(tmp_path, least_noise_multiplier=1e6)))
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = start(wrapped(method="rs", sparsity=0.5), grid, rounds=2)
+        start(wrapped(), Nodes(app_of(mod(tmp_path / "other"))), rounds=1)
+    assert not result.arrays
+    assert caplog.text.count("Result.arrays is empty") == 1
+    assert caplog.text.count("0.5 of the values are frozen at the end, growing from 0") == 1
+    reasons = {reply.error.reason for reply in grid.replies}
+    assert "More rounds, or a smaller epsilon" in reasons.pop()
+    assert not reasons  # one sentence in every round
+
+
+@pytest.mark.parametrize(
+    ("clients", "values", "words"),
+    [
+        (2, 4810, "would move a weight only"),  # 57 % were measured with 10
+        (20, 62_006, "moves the 62,006 values 7.5 times as far"),  # 68 % were measured
+        (50, 62_006, None),  # 87 %
+        (100, 4810, None),  # 90 %
+    ],
+)
+def test_noise_is_compared_with_the_updates_of_all_values(clients, values, words):
+    settings = wrapped(epsilon=8.0, trust="secure").settings
+    said = settings.swamped(clients, 15, settings.calibrated(15), values=values)
+    assert (said is None) == (words is None)
+    assert words is None or words in said
+    assert said is None or ("method='lsg'" in said) == (clients == 20)
+
+
+def test_the_warning_counts_the_values_that_the_method_sends(tmp_path, monkeypatch):
+    counted = dict[str, int]()
+    for method, own in (("dpsgd", {}), ("lsg", {"rank": 1})):
+        monkeypatch.setattr(
+            UpdateSettings,
+            "swamped",
+            lambda *a, values, m=method: counted.update({m: values}),
+        )
+        start(wrapped(method=method, **own), Nodes(app_of(mod(tmp_path / method))), rounds=1)
+    assert counted["dpsgd"] == sum(p.numel() for p in build().parameters())
+    assert counted["lsg"] < counted["dpsgd"]
+
+
+def test_a_simulated_client_says_which_clip_norm_its_update_needs(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "flwr"):
+        start(wrapped(clip_norm=10.0), Nodes(app_of(mod(tmp_path))), rounds=1)
+    sizes = re.findall(r"update: ([\d.]+), .*what a clip norm.*clip_norm=([\d.]+)\)", caplog.text)
+    assert len(sizes) == CLIENTS
+    assert all(float(advised) == pytest.approx(float(norm), rel=0.05) for norm, advised in sizes)
+    assert door.clip_advice(0.9, 1.0) == door.clip_advice(4.0, 1.0) == ""

@@ -51,6 +51,12 @@ SITUATIONS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         "give a larger epsilon or more rows",
         "fewer clients|trust=",
     ),
+    "a loss that rises where the noise of a step is loud": (
+        NOISY | {"pull": 40.0, "rho": 14.0, "losses": RISING},
+        "rose by 125%, and the noise of a step is 14 times the clip norm: give a larger epsilon, "
+        "more rows",
+        "too long",
+    ),
     "noise of one client": (
         NOISY | {"pull": 3.0, "clients": 1},
         "give a larger epsilon or more rows",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedlsg.simulations.planning.plan import make_plan
-from fedlsg.simulations.run.plan_command import facts_of
+from fedlsg.simulations.run.plan_command import _words, facts_of
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.journal import read_lines
 from tests.simulations.support.runs import SMALL, run_local
@@ -100,6 +100,21 @@ def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
         assert up == {(facts["bytes"]["up"]["values"], facts["bytes"]["up"]["payload"])}
     first = {one[1] for (round, _, way), one in sizes.items() if round == 1 and way == "down"}
     assert first == {facts["bytes"]["down_first"]["payload"]}
+
+
+def test_a_plan_says_that_a_mask_grows_and_what_flower_adds_in_a_deployment():
+    def words(**given):
+        return _words(facts_of(make_plan(from_mapping({**SECRET, "method": "rs", **given}))))
+
+    grown, still = words(), words(cooling=False)
+    assert "on average: 0.5 of the values are frozen at the end, growing from 0" in grown["values"]
+    assert still["values"].endswith("a client and round")
+    assert "17.00 kB up and 4.20 kB down a client and round" in grown["deployment"]
+    payload = int(grown["up"].split()[0].replace(",", ""))
+    assert ("MORE than the payload" in grown["deployment"]) == (payload < 17_000)
+    facts = facts_of(make_plan(from_mapping({**SECRET, "method": "rs"})))
+    facts["bytes"]["up"]["payload"] = 17_001
+    assert "MORE" not in _words(facts)["deployment"]
 
 
 @pytest.mark.slow

@@ -276,3 +276,11 @@ def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting)
 @pytest.mark.parametrize(("epsilon", "delta", "q"), [(14.2, 3.7e-8, 0.00546), (14.0, 1e-6, 0.01)])
 def test_a_large_claim_of_one_step_has_a_number(epsilon, delta, q):
     assert 0.2 < least_noise(epsilon, delta, q, 1) < 0.5
+
+
+@pytest.mark.parametrize(("noise", "outcome"), [(2000.0, "no power"), (0.1, "passed")])
+def test_a_check_that_could_not_have_failed_says_that_it_has_no_power(noise, outcome):
+    rng, included = np.random.default_rng(0), np.arange(20) < 10
+    moves = included + noise / 30 * rng.normal(size=20)
+    found = check_canaries(moves, included, UnitClaim(sample_rate=1.0, noise=noise), rounds=30)
+    assert found.outcome == outcome
