@@ -64,7 +64,7 @@ def ready_plan(
     rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
-        plan = replace(plan, notes=check_evaluation(plan))
+        plan = replace(plan, notes=(*plan.notes, *check_evaluation(plan)))
     return replace(plan, began=began)
 
 

@@ -37,8 +37,8 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
-        arrays = stored if _is_known(stored) else split.prepare(stored)
-        for name, array in () if split.drawn else _arrays("inputs", arrays):
+        arrays = stored if is_known(stored) else split.prepare(stored)
+        for name, array in () if split.drawn else arrays_of("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         digest.update(_label_bytes(split.labels[part]))
@@ -53,17 +53,18 @@ def _label_bytes(labels: Tensor) -> bytes:
     return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
 
 
-def _is_known(stored: Any) -> bool:
+def is_known(stored: Any) -> bool:
+    """Whether stored rows are tensors and arrays of numbers, or consist of them."""
     if isinstance(stored, Mapping):
-        return all(map(_is_known, stored.values()))
+        return all(map(is_known, stored.values()))
     if isinstance(stored, tuple):
-        return all(map(_is_known, stored))
+        return all(map(is_known, stored))
     return isinstance(stored, Tensor) or (
         isinstance(stored, np.ndarray) and not stored.dtype.hasobject
     )
 
 
-def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
+def arrays_of(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
     after the other.
     """
@@ -73,11 +74,11 @@ def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{name}/lengths", mask.sum(1)
         for part, value in sorted(stored.items()):
             if mask is None:
-                yield from _arrays(f"{name}/{part}", value)
+                yield from arrays_of(f"{name}/{part}", value)
             elif part != MASK:
                 yield f"{name}/{part}", np.asarray(value)[mask]
     elif isinstance(stored, tuple):
         for place, value in enumerate(stored):
-            yield from _arrays(f"{name}/{place}", value)
+            yield from arrays_of(f"{name}/{place}", value)
     else:
         yield name, np.asarray(stored)
