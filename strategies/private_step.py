@@ -13,6 +13,7 @@ ledger.
 """
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -34,6 +35,7 @@ from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
+from fedlsg.privacy.known_weights import WeightsRecord, learn_weights
 from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding, Start
@@ -114,8 +116,9 @@ class PrivateStep:
                          Without a path the ledger is a temporary file that ends with this object,
                          so resuming elsewhere needs a path
         fresh_data       your word that the data are others than those behind the weights that
-                         ``model`` starts from: by default, weights that a private step has trained
-                         are refused without its ledger
+                         ``model`` starts from: by
+                         default, weights that a private step or a run has trained, in this process
+                         or in an earlier one of this user, are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does
                          not mix examples; in addition to made-up rows of these shapes and types, or
                          of those of the first two of the data
@@ -223,6 +226,7 @@ class PrivateStep:
             fresh_data=fresh_data,
             private=self.method.mechanism.private and not reproducible,
         )
+        learn_weights()
         self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
@@ -248,6 +252,8 @@ class PrivateStep:
             persons=persons,
         )
         self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
+        self._record = WeightsRecord(self._account.writer, self.ledger)
+        weakref.finalize(self, self._record.write)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example, isolation)
@@ -423,6 +429,7 @@ class PrivateStep:
             rows.draw_from(None)
         self._rehearsals.passed()
         self._note()
+        self._record.now_and_then()
 
     def _note(self) -> None:
         self._account.writer.note(dict(self.model.named_parameters()))
@@ -471,6 +478,7 @@ class PrivateStep:
         try:
             with self._state.evaluated() as model:
                 self._note()
+                self._record.add()
                 yield model
         finally:
             self._note()
@@ -482,6 +490,7 @@ class PrivateStep:
         Plain values and tensors, nothing secret. To resume: make the model and this object as at
         the start, with the same ``ledger``, then load the model's state and this one.
         """
+        self._record.write()
         server = self._state.state_dict()
         del server["model"]
         terms: ClientTerms | None = vars(self).get("_terms")

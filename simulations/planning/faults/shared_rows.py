@@ -23,9 +23,9 @@ from torch.utils.data import Dataset
 from fedlsg.rows.origin import origins_of
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.planning.earlier_runs.data_digest import MASK, arrays_of, is_known
 from fedlsg.simulations.workloads import Split
 from fedlsg.simulations.workloads.base.split import NoRows
+from fedlsg.simulations.workloads.base.stored_arrays import MASK, arrays_of, is_known
 from fedlsg.simulations.workloads.public_data import digests
 from fedlsg.simulations.workloads.rows.loaders import is_splits
 
