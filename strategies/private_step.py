@@ -13,6 +13,7 @@ ledger.
 """
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,9 @@ from fedlsg.strategies.step_method import (
 from fedlsg.training import Groups, together
 from fedlsg.training.server_round import widest
 from fedlsg.user_code.short_traceback import short_traceback
+
+MUCH_MORE = 2.0
+"""Times the noise of the steps before, above which new steps on the same ledger are warned of."""
 
 
 class PrivateStep:
@@ -510,9 +514,13 @@ class PrivateStep:
         """
         for name, value in self._public_terms.items():
             if state["terms"][name] != value:
+                further = (
+                    "; to train further, leave the state out: load the model alone into a new "
+                    "step with the same ledger=, and epsilon= for both together"
+                )
                 raise ValueError(
                     f"the state was made with {name}={state['terms'][name]}, this object has "
-                    f"{value}"
+                    f"{value}{further * (name in ('steps', 'sample_rate'))}"
                 )
         self._account.load_state_dict(state["ledger"])
         self._state.load_state_dict({**state["server"], "model": self._state.public.parameters})
@@ -524,9 +532,19 @@ class PrivateStep:
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
         blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
-        return terms_of(
-            self.method, self._spending, blocks=blocks, spent=self._account.ledger.events()
-        )
+        spent = self._account.ledger.events()
+        terms = terms_of(self.method, self._spending, blocks=blocks, spent=spent)
+        before = max((event.noise_multiplier for event in spent), default=0.0)
+        if 0 < MUCH_MORE * before < terms.noise_multiplier:
+            warnings.warn(
+                f"the ledger holds {sum(event.steps for event in spent)} steps at noise multiplier "
+                f"{before:.3g}, and the rest of epsilon buys {self.steps} new steps at "
+                f"{terms.noise_multiplier:.3g}: to go on with the old steps, call load_state_dict "
+                "with their state; for new ones, give a larger epsilon, or fewer steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return terms
 
     @property
     def _public_terms(self) -> dict[str, Any]:

@@ -198,6 +198,11 @@ def figures_command(
     """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
     that is no run and no comparison.
     """
+    if out is not None and (ending := Path(out).suffix.removeprefix(".")) in KINDS:
+        raise ValueError(
+            f"--out {out} names a file, and figures are a folder, each as {', '.join(KINDS)}: give "
+            f"--out {Path(out).with_suffix('')}, and take its .{ending} files"
+        )
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
     charts = charts_of(path, console, labels)

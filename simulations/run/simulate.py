@@ -38,6 +38,7 @@ from fedlsg.simulations.settings.settings import (
 from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
+from fedlsg.simulations.workloads.base import INSTEAD
 from fedlsg.simulations.workloads.user_workload import MODEL, make
 from fedlsg.training.optimizers import find_name
 from fedlsg.user_code.failure import without_exit
@@ -145,7 +146,7 @@ def simulate(
         if not isinstance(own_of_each := others.get(f"client_{what}s"), str | None):
             others |= setting_of(own_of_each, what)
     given["method"] = method_name(method)
-    _check_arguments(others, method)
+    _check_arguments(others, method, own_data=workload is None)
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
     more = {name: others.pop(name) for name in MORE & others.keys()}
@@ -182,15 +183,17 @@ def simulate(
         return _run(chosen, out, callbacks, console, resume=resume, began=began)
 
 
-def _check_arguments(others: Iterable[str], method: object) -> None:
-    """Raise ValueError for a name that is neither an argument nor a setting.
+def _check_arguments(others: Iterable[str], method: object, *, own_data: bool) -> None:
+    """Raise ValueError for a name that is neither an argument nor a setting. ``own_data``: their
+    arguments are meant, and no setting of a data set of the hub.
 
     What a method in a file declares is known later.
     """
     if isinstance(method, str) and user_code.is_reference(method):
         return
     arguments = {*signature(simulate).parameters, *MORE} - {"settings"}
-    check_arguments((name for name in others if name not in MORE), arguments)
+    given = [name for name in others if name not in MORE]
+    check_arguments(given, arguments, instead=INSTEAD if own_data else {})
 
 
 def _run(
