@@ -138,7 +138,7 @@ MISTAKES = (
     simulate("NaN in test", "test=(np.where(x > 1, np.nan, x)[:60], v)"),
     simulate(
         "integer inputs",
-        "train=((x * 10).astype('int64'), y), test=((x * 10).astype('int64')[:60], v)",
+        "train=((x * 10).astype('int64'), y), test=((u * 10).astype('int64'), v)",
     ),
     simulate("no test rows", "test=None"),
     simulate("train without targets", "train=x"),
