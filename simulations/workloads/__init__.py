@@ -130,7 +130,7 @@ def _meant(name: str) -> str:
     """The end of a message about a workload that there is not."""
     if Path(name).suffix or Path(name).exists():
         return f": it is the name of a built-in data set, and {name} is one of files; {OWN_DATA}"
-    longer = next((known for known in _REGISTRY if name in known), None)
+    longer = next((known for known in _REGISTRY if len(name) > 3 and name in known), None)
     near = f"; did you mean {longer!r}?" if longer else did_you_mean(name, _REGISTRY) or ","
     return f"{near} expected one of {', '.join(_REGISTRY)}; {OWN_DATA}"
 
