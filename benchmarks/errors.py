@@ -32,6 +32,8 @@ from torch import nn
 
 x = np.random.default_rng(0).normal(size=(300, 8)).astype("float32")
 y = x[:, :3].argmax(1)
+u = np.random.default_rng(1).normal(size=(60, 8)).astype("float32")
+v = u[:, :3].argmax(1)
 
 
 def net():
@@ -41,7 +43,7 @@ def net():
 given = dict(
     model=net,
     train=(x, y),
-    test=(x[:60], y[:60]),
+    test=(u, v),
     loss=nn.CrossEntropyLoss(),
     clients=3,
     rounds=2,
@@ -77,6 +79,20 @@ class Mistake:
         return self.code.startswith("fedlsg ")
 
 
+TABLE = """
+        import pandas as pd
+
+        draws = np.random.default_rng(2)
+
+        def rows(count):
+            table = pd.DataFrame(draws.normal(size=(count, 2)), columns=["lab_1", "lab_11"])
+            places = draws.choice(["north", "south"], count)
+            return table.assign(outcome=draws.integers(2, size=count), hospital=places)
+
+        """
+"""What programs about a table begin with, as far to the right as their code."""
+
+
 def run(name: str, code: str, **files: str) -> Mistake:
     """A mistake; ``files`` by name, with ``_`` for the dot."""
     named = tuple((file.replace("_", "."), dedent(text)) for file, text in files.items())
@@ -94,11 +110,11 @@ def own_loop(name: str, changes: str) -> Mistake:
 
 
 MISTAKES = (
-    simulate("labels from 1", "train=(x, y + 1), test=(x[:60], y[:60] + 1)"),
+    simulate("labels from 1", "train=(x, y + 1), test=(u, v + 1)"),
     simulate("labels from 1 in train alone", "train=(x, y + 1)"),
     simulate("too few outputs", "model=lambda: nn.Linear(8, 2)"),
-    simulate("labels (N, 1)", "train=(x, y[:, None]), test=(x[:60], y[:60, None])"),
-    simulate("labels float", "train=(x, y * 1.0), test=(x[:60], y[:60] * 1.0)"),
+    simulate("labels (N, 1)", "train=(x, y[:, None]), test=(u, v[:, None])"),
+    simulate("labels float", "train=(x, y * 1.0), test=(u, v * 1.0)"),
     simulate("labels in words", "train=(x, np.array(list('abc'))[y])"),
     simulate(
         "numbers of shape (N,) for one output", "loss=nn.MSELoss(), model=lambda: nn.Linear(8, 1)"
@@ -112,17 +128,17 @@ MISTAKES = (
     ),
     simulate(
         "images for a Linear",
-        "train=(x.reshape(-1, 2, 4), y), test=(x[:60].reshape(-1, 2, 4), y[:60])",
+        "train=(x.reshape(-1, 2, 4), y), test=(u.reshape(-1, 2, 4), v)",
     ),
-    simulate("lists", "train=(x.tolist(), y.tolist()), test=(x[:60].tolist(), y[:60].tolist())"),
+    simulate("lists", "train=(x.tolist(), y.tolist()), test=(u.tolist(), v.tolist())"),
     simulate("lengths differ", "train=(x, y[:-1])"),
     simulate("an empty client", "train=[(x, y), (x[:0], y[:0])], clients=None"),
     simulate("more clients than rows", "clients=400"),
     simulate("NaN in train", "train=(np.where(x > 2, np.nan, x), y)"),
-    simulate("NaN in test", "test=(np.where(x > 1, np.nan, x)[:60], y[:60])"),
+    simulate("NaN in test", "test=(np.where(x > 1, np.nan, x)[:60], v)"),
     simulate(
         "integer inputs",
-        "train=((x * 10).astype('int64'), y), test=((x * 10).astype('int64')[:60], y[:60])",
+        "train=((x * 10).astype('int64'), y), test=((u * 10).astype('int64'), v)",
     ),
     simulate("no test rows", "test=None"),
     simulate("train without targets", "train=x"),
@@ -189,7 +205,7 @@ MISTAKES = (
     simulate(
         "BCE with logits of shape (N, 1)",
         "loss=nn.BCEWithLogitsLoss(), model=lambda: nn.Linear(8, 1), "
-        "train=(x, (y > 0).astype('float32')), test=(x[:60], (y[:60] > 0).astype('float32'))",
+        "train=(x, (y > 0).astype('float32')), test=(u, (v > 0).astype('float32'))",
     ),
     simulate("epsilon 0", "epsilon=0"),
     simulate("epsilon negative", "epsilon=-3.0"),
@@ -240,6 +256,86 @@ MISTAKES = (
         """
         step = private_step()
         step.step(step.batches((x, y + 1)))
+        """,
+    ),
+    simulate("test rows that are training rows", "test=(x[:60], y[:60])"),
+    run("the targets of a table forgotten", TABLE + "simulate(train=rows(300), test=rows(60))"),
+    run(
+        "the targets of a table by another name",
+        TABLE + "simulate(train=rows(300), test=rows(60), label='outcome')",
+    ),
+    run(
+        "a setting of the hub for own data",
+        TABLE + "simulate(train=rows(300), test=rows(60), label_column='outcome')",
+    ),
+    run(
+        "a column of clients misspelt, and a transform",
+        TABLE
+        + """
+        simulate(train=rows(300), test=rows(60), targets='outcome', partition='hosptial',
+                 clients=None, transform=lambda lab_1, lab_11: torch.tensor([lab_1, lab_11]).T)
+        """,
+    ),
+    run(
+        "one output for a column of 0 and 1",
+        TABLE
+        + """
+        simulate(train=rows(300), test=rows(60), targets='outcome', inputs=['lab_1', 'lab_11'],
+                 model=lambda: nn.Linear(2, 1), loss=nn.BCEWithLogitsLoss())
+        """,
+    ),
+    run(
+        "a resumed run with another setting",
+        """
+        simulate(out="run", seed=1)
+        simulate(out="run", seed=2, resume=True)
+        """,
+    ),
+    run(
+        "own loop: weights of a run",
+        """
+        run = simulate(out="run", method="dpsgd", epsilon=4.0)
+        fedlsg.PrivateStep(run.model, nn.CrossEntropyLoss(), **terms)
+        """,
+    ),
+    run(
+        "own loop: the state forgotten",
+        """
+        import warnings
+
+        warnings.simplefilter("error")
+        step = private_step(steps=30, sample_rate=0.1, ledger="own.jsonl")
+        batches = step.batches((x, y))
+        for _ in range(30):
+            step.step(batches)
+        again = private_step(steps=30, sample_rate=0.1, ledger="own.jsonl", epsilon=8.01)
+        again.step(again.batches((x, y)))
+        """,
+    ),
+    run(
+        "own loop: more steps with the old state",
+        """
+        state = private_step(steps=30, sample_rate=0.1, ledger="own.jsonl").state_dict()
+        private_step(steps=60, sample_rate=0.1, ledger="own.jsonl").load_state_dict(state)
+        """,
+    ),
+    own_loop("own loop: epsilon by the name of Opacus", "target_epsilon=3.0"),
+    run("a file of data in the shell", "fedlsg run train.csv", train_csv="a,label\n1,0\n"),
+    run("a data set of another name", "fedlsg run mnist"),
+    run("FedAvg by its name", "fedlsg run --method fedavg"),
+    run("epsilon next to no noise", "fedlsg run digits --epsilon 3 -c mechanism=none"),
+    run("seeds as a list", "fedlsg compare digits --methods lsg --seeds 0,1,2"),
+    run("figures into a file", "fedlsg export figures run --out f.pdf"),
+    run(
+        "fedlsg resume of a run of Python",
+        """
+        import subprocess, sys
+
+        simulate(out="run")
+        ended = subprocess.run(
+            [sys.executable, "-m", "fedlsg", "resume", "run"], capture_output=True, text=True
+        )
+        sys.exit(ended.stderr)
         """,
     ),
     run("fedlsg train", "fedlsg train digits"),
@@ -365,6 +461,24 @@ GRADES = {
         "all steps=3 that the noise was planned for are taken",
     ),
     "own loop: labels from 1": ("A", "the targets of training are 1 to 3"),
+    "test rows that are training rows": ("A", "60 of 60 test rows are also training rows"),
+    "the targets of a table forgotten": ("A", "targets= names the column of the targets"),
+    "the targets of a table by another name": ("B+", "it is 'targets' here"),
+    "a setting of the hub for own data": ("A", "give its column as targets="),
+    "a column of clients misspelt, and a transform": ("A", "did you mean 'hospital'?"),
+    "one output for a column of 0 and 1": ("A", "(outputs[:, 0], targets.float())"),
+    "a resumed run with another setting": ("A", "as it began: give seed=1 (not 2)"),
+    "own loop: weights of a run": ("B+", "give both the same ledger=PATH"),
+    "own loop: the state forgotten": ("A", "call load_state_dict with their state"),
+    "own loop: more steps with the old state": ("A", "to train further, leave the state out"),
+    "own loop: epsilon by the name of Opacus": ("A", "it is 'epsilon' here"),
+    "a file of data in the shell": ("B+", "data of your own are simulate(train=...)"),
+    "a data set of another name": ("B+", "did you mean 'fashion-mnist'?"),
+    "FedAvg by its name": ("A", "fedavg is called 'sgd' here"),
+    "epsilon next to no noise": ("A", "leave this setting out"),
+    "seeds as a list": ("A", "as --seeds 3 for the seeds 0, 1 and 2"),
+    "figures into a file": ("A", "give --out f, and take its .pdf files"),
+    "fedlsg resume of a run of Python": ("A", "call simulate there as before"),
     "fedlsg train": ("A", "did you mean fedlsg run?"),
     "an option misspelt": ("A", "did you mean --epsilon?"),
     "an option of Opacus": ("A", "it is --epsilon here"),

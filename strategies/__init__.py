@@ -164,9 +164,9 @@ def check_settings(name: str, given: Iterable[str], *, also: Collection[str] = (
     del shown["noise_share"], shown["colluders"]  # follow from trust, nobody sets them here
     for key in given:
         if key not in known:
+            meant = suggestion(key, shown, also=also) or f"; it has {', '.join(shown)}"
             raise ValueError(
-                f"method {name!r} has no setting {key!r}{_taken_elsewhere(key)}"
-                f"{suggestion(key, shown, also=also)}; it has {', '.join(shown)}"
+                f"method {name!r} has no setting {key!r}{_taken_elsewhere(key)}{meant}"
             )
 
 

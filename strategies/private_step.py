@@ -13,6 +13,8 @@ ledger.
 """
 
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -34,6 +36,7 @@ from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
+from fedlsg.privacy.known_weights import WeightsRecord, learn_weights
 from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding, Start
@@ -72,6 +75,9 @@ from fedlsg.strategies.step_method import (
 from fedlsg.training import Groups, together
 from fedlsg.training.server_round import widest
 from fedlsg.user_code.short_traceback import short_traceback
+
+MUCH_MORE = 2.0
+"""Times the noise of the steps before, above which new steps on the same ledger are warned of."""
 
 
 class PrivateStep:
@@ -114,8 +120,9 @@ class PrivateStep:
                          Without a path the ledger is a temporary file that ends with this object,
                          so resuming elsewhere needs a path
         fresh_data       your word that the data are others than those behind the weights that
-                         ``model`` starts from: by default, weights that a private step has trained
-                         are refused without its ledger
+                         ``model`` starts from: by
+                         default, weights that a private step or a run has trained, in this process
+                         or in an earlier one of this user, are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does
                          not mix examples; in addition to made-up rows of these shapes and types, or
                          of those of the first two of the data
@@ -223,6 +230,7 @@ class PrivateStep:
             fresh_data=fresh_data,
             private=self.method.mechanism.private and not reproducible,
         )
+        learn_weights()
         self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
@@ -248,6 +256,8 @@ class PrivateStep:
             persons=persons,
         )
         self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
+        self._record = WeightsRecord(self._account.writer, self.ledger)
+        weakref.finalize(self, self._record.write)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example, isolation)
@@ -434,6 +444,7 @@ class PrivateStep:
             rows.draw_from(None)
         self._rehearsals.passed()
         self._note()
+        self._record.now_and_then()
 
     def _note(self) -> None:
         self._account.writer.note(dict(self.model.named_parameters()))
@@ -482,6 +493,7 @@ class PrivateStep:
         try:
             with self._state.evaluated() as model:
                 self._note()
+                self._record.add()
                 yield model
         finally:
             self._note()
@@ -493,6 +505,7 @@ class PrivateStep:
         Plain values and tensors, nothing secret. To resume: make the model and this object as at
         the start, with the same ``ledger``, then load the model's state and this one.
         """
+        self._record.write()
         server = self._state.state_dict()
         del server["model"]
         terms: ClientTerms | None = vars(self).get("_terms")
@@ -512,9 +525,13 @@ class PrivateStep:
         """
         for name, value in self._public_terms.items():
             if state["terms"][name] != value:
+                further = (
+                    "; to train further, leave the state out: load the model alone into a new "
+                    "step with the same ledger=, and epsilon= for both together"
+                )
                 raise ValueError(
                     f"the state was made with {name}={state['terms'][name]}, this object has "
-                    f"{value}"
+                    f"{value}{further * (name in ('steps', 'sample_rate'))}"
                 )
         self._account.load_state_dict(state["ledger"])
         self._state.load_state_dict({**state["server"], "model": self._state.public.parameters})
@@ -526,9 +543,19 @@ class PrivateStep:
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
         blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
-        return terms_of(
-            self.method, self._spending, blocks=blocks, spent=self._account.ledger.events()
-        )
+        spent = self._account.ledger.events()
+        terms = terms_of(self.method, self._spending, blocks=blocks, spent=spent)
+        before = max((event.noise_multiplier for event in spent), default=0.0)
+        if 0 < MUCH_MORE * before < terms.noise_multiplier:
+            warnings.warn(
+                f"the ledger holds {sum(event.steps for event in spent)} steps at noise multiplier "
+                f"{before:.3g}, and the rest of epsilon buys {self.steps} new steps at "
+                f"{terms.noise_multiplier:.3g}: to go on with the old steps, call load_state_dict "
+                "with their state; for new ones, give a larger epsilon, or fewer steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return terms
 
     @property
     def _public_terms(self) -> dict[str, Any]:

@@ -71,8 +71,9 @@ import fedlsg
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 net = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-data = {"train": (x.float(), y), "test": (x.float(), y), "loss": nn.CrossEntropyLoss()}
-digits = fedlsg.Workload(model=lambda: net, **data)
+x, train, test = x.float(), slice(1400), slice(1400, None)
+data = {"train": (x[train], y[train]), "test": (x[test], y[test])}
+digits = fedlsg.Workload(model=lambda: net, loss=nn.CrossEntropyLoss(), **data)
 """
 
 

@@ -254,7 +254,8 @@ class PerExampleLoss:
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:
                 way = (
-                    "such as targets[:, None]"
+                    "such as targets[:, None], or in the loss: lambda outputs, targets: "
+                    f"nn.{self.name}(reduction='none')(outputs[:, 0], targets.float())"
                     if outputs.ndim
                     else "by squeeze(-1) in forward: squeeze() also takes the batch of one example"
                 )

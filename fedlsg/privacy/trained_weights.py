@@ -89,6 +89,15 @@ class Writer:
                     "build a new model"
                 )
 
+    @property
+    def moved(self) -> list[bytes]:
+        """Digests of what it wrote last, but for what did not move and for constants."""
+        return [
+            digest
+            for name, digest in self._digests.items()
+            if len(digest) == DIGEST_BYTES and digest != self._digests_before[name]
+        ]
+
     def note(self, written: Mapping[str, Tensor]) -> None:
         """Remember that these tensors are now what was trained; frozen ones, and those that did not
         move, are not.
@@ -111,9 +120,11 @@ class Writer:
             del _DIGESTS[next(iter(_DIGESTS))]
 
 
-def learn(digests: Iterable[bytes]) -> None:
-    """Count numbers of these digests as trained, by a run of another process."""
-    earlier = Writer()
+def learn(digests: Iterable[bytes], *, lasting: bool = False) -> None:
+    """Count numbers of these digests as trained by another process; ``lasting``: as in
+    ``Writer``.
+    """
+    earlier = Writer(lasting=lasting)
     for digest in digests:
         _DIGESTS.setdefault(digest, earlier)
 

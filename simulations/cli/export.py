@@ -30,6 +30,7 @@ from fedlsg.simulations.compare.results.lines import (
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
+from fedlsg.simulations.models.plain_torch import loader_of
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LOADER = "load.py"
+"""Builds the model of plain torch and loads it; where the model is made of layers of torch."""
 ABOUT = "fedlsg-run.json"
 """What config.json of a run says: in an exported folder that name belongs to transformers."""
 
@@ -108,11 +111,15 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
                 write_transformers(partial, final, settings)
             else:
                 write_model(partial, final.tensors, final.facts, about=ABOUT)
+                if loader := loader_of(final.facts):
+                    write_atomically(partial / LOADER, loader.encode())
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     print_whole(f"exported to {folder}", console)
     print_whole(how_to_load(folder, said), console)
+    if (folder / LOADER).exists():
+        print_whole(f"or, with its layers and the scale of inputs: {folder / LOADER}", console)
 
 
 def export_unfinished(directory: str, console: Console) -> None:
@@ -204,6 +211,11 @@ def figures_command(
     """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
     that is no run and no comparison.
     """
+    if out is not None and (ending := Path(out).suffix.removeprefix(".")) in KINDS:
+        raise ValueError(
+            f"--out {out} names a file, and figures are a folder, each as {', '.join(KINDS)}: give "
+            f"--out {Path(out).with_suffix('')}, and take its .{ending} files"
+        )
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
     charts = charts_of(path, console, labels)

@@ -10,6 +10,7 @@ known once torch is imported, which is not done for names that need no look.
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -345,7 +346,8 @@ LIBRARIES = {
     "your model in Python, see docs/peft.md",
 }
 """Words that are no method, and what to do instead."""
-SHORT = 4
+ALIKE = 0.75
+"""How alike a word and the one that it may stand for are at least."""
 QUOTED = re.compile(r"'(\w+)'")
 UNKNOWN = re.compile(
     r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'"
@@ -382,6 +384,8 @@ def other_name(option: str, known: Collection[str]) -> str:
 
 def option_hint(error: click.ClickException) -> str:
     """The end of an error about an option that a command without settings has not."""
+    if isinstance(error, click.BadParameter) and error.param and error.param.name == "seeds":
+        return ": it is how many, from 0 on, as --seeds 3 for the seeds 0, 1 and 2"
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     command = error.ctx.command
@@ -400,15 +404,16 @@ def elsewhere(text: str) -> str:
     word = next(filter(None, match.groups()), "") if match else ""
     if word in LIBRARIES:
         return f"; {LIBRARIES[word]}"
-    if not word or in_our_words(word, ()):
+    if not word or in_our_words(word, ()) or " is called '" in text:
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
         return f"; an option takes one value: what does {word} belong to?"
     places, meant = _places(all_settings()), plain(word)
     if near := re.search("did you mean '([^']+)'", text, re.IGNORECASE):
         return f"; or {places[meant]}?" if meant in places and plain(near[1]) != meant else ""
-    if meant not in places:  # a short word is near to many by chance
-        meant = (nearest(word, places) or "") if len(word) > SHORT else ""
+    meant = meant if meant in places else nearest(word, places) or ""
+    if SequenceMatcher(None, plain(word), meant).ratio() < ALIKE:
+        return ""
     return f"; or {places[meant]}?" if meant in places else ""
 
 

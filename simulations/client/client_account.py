@@ -142,7 +142,7 @@ class SimulatedAccount(ClientAccount):
         if self.ledger.would_exceed(entry, epsilon, delta):
             why = (
                 f"round {entry.round} would pass the privacy budget epsilon={epsilon} of this "
-                "client"
+                "client, which does not train in it: interrupted attempts are charged, too"
             )
             raise OverBudgetError(why)
 

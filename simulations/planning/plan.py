@@ -18,6 +18,7 @@ from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise, client_ter
 from fedlsg.simulations.planning.faults.client_test_rows import check_clients
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.faults.row_faults import check_rows, check_train_shape
+from fedlsg.simulations.planning.faults.shared_rows import check_shared
 from fedlsg.simulations.settings.participation import adaptive_clip
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
@@ -59,7 +60,7 @@ def make_plan(
     no amplification by client sampling is claimed. ``spent``: what the clients of a base were
     charged for before, which epsilon covers, too. ``noise``: that of clients by their size, where
     it was calibrated when the run was last planned. Raises ValueError for a delta or an epsilon
-    that cannot be met.
+    that cannot be met, and for test rows of a user's own that are training rows.
     """
     base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
     base = with_microbatch(with_level(base))
@@ -74,6 +75,7 @@ def make_plan(
     if is_own_workload:
         progress("checking the rows")
         check_rows(base)
+    notes = check_shared(base)
     progress(f"calibrating the noise of {len(base.clients.sizes):,} clients")
     terms = client_terms(base, noise=noise)
     if is_own_workload and declared is None:
@@ -89,7 +91,7 @@ def make_plan(
         if base.unit.at_server:
             adaptive_clip(base.settings, largest)
         base = replace(base, settings=resolved, method=replace(base.method, mechanism=mechanism))
-    return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms)
+    return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms, notes=notes)
 
 
 def planned_epsilon(plan: Plan) -> float:

@@ -6,105 +6,32 @@ it where the user named its file himself, ran it under the same name from the sa
 (``is_known``), or says --trust-code after its file and digest are printed; and in each of these
 cases only if it is what the run recorded when it began (``code.json``).
 
-The list of code that this user ran is in his own configuration folder, for his eyes only. Where no
-such file can be kept, or others could have written it, nothing is known, and commands ask.
+The list of code that this user ran is one of his own (``user_lists``). Where no such file can be
+kept, or others could have written it, nothing is known, and commands ask.
 """
 
-import os
-import stat
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlsg import bounded
-from fedlsg.locks import locked
-from fedlsg.owner_only import make_folder
 from fedlsg.simulations.settings.settings import code_in
 from fedlsg.simulations.storage.atomic_files import DamagedError, seal, unseal, write_atomically
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
 from fedlsg.user_code.digest import Source, digest_of_source, source_of
+from fedlsg.user_lists import UserList
 
-KEPT = 1000
-"""Entries of the user's own list of code that he ran; the oldest are forgotten."""
-
-
-CODE, WEIGHTS = "known-code", "known-weights"
-
-
-def place(name: str = CODE) -> Path:
-    """The file of this name in $XDG_CONFIG_HOME/fedlsg or ~/.config/fedlsg. Raises RuntimeError
-    without a home.
-    """
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / name
-
-
-def known(name: str) -> list[str]:
-    """The digests in one of these files."""
-    with suppress(OSError, RuntimeError):
-        return [line.partition(b" ")[0].decode() for line in _read(place(name))]
-    return []
+CODE = UserList(
+    name="known-code", kept=1000, lost="this code is not kept as known, so resume will ask for it"
+)
 
 
 def is_known(digest: str, name: str) -> bool:
     """Whether this user ran code of this digest under this name, FILE.py:NAME with an absolute
     path.
     """
-    with suppress(OSError, RuntimeError):
-        return bool(digest) and _entry(digest, name) in _read(place())
-    return False
-
-
-def remember(code: Iterable[tuple[str, str]], name: str = CODE) -> None:
-    """Keep digests and names of code that the user named himself, or of other things in a file of
-    another name. A home that cannot be written keeps nothing, and one line says so: the run asks
-    for its code when it is resumed."""
-    new = [_entry(digest, name) for digest, name in code if digest]
-    try:
-        file = place(name)
-        if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
-            return
-        make_folder(file.parent)
-        with locked(file.parent):
-            kept = [line for line in _read(file) if line not in new]
-            write_atomically(
-                file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True
-            )
-    except (OSError, RuntimeError) as error:
-        print(
-            f"fedlsg: this code is not kept as known, so resume will ask for it ({error})"
-            if name == CODE
-            else f"fedlsg: later processes will not recognise these weights ({error})",
-            file=sys.stderr,
-        )
-
-
-def _entry(digest: str, name: str) -> bytes:
-    """In the form of the program ``sha256sum``; a name may hold any byte but the end of the
-    line.
-    """
-    return f"{digest}  ".encode() + os.fsencode(name).replace(b"\n", b"\\n")
-
-
-def _read(file: Path) -> list[bytes]:
-    """The entries; none of a file, or in a folder, that others own or could have written."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except FileNotFoundError:
-        return []
-    with open(descriptor, "rb") as opened:
-        if os.name == "posix" and not (
-            _is_own(os.fstat(descriptor)) and _is_own(file.parent.stat())
-        ):
-            return []
-        return opened.read().split(b"\n")[:-1]
-
-
-def _is_own(found: os.stat_result) -> bool:
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return CODE.has(digest, name)
 
 
 CODE_RECORD, RESTORE = "code.json", "restore it from a copy"
@@ -131,7 +58,7 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
         run / CODE_RECORD,
         seal({"own_code": dict(own_code), "files": files, "each": each}, indent=2),
     )
-    remember(
+    CODE.remember(
         {
             (digest, name)
             for setting in mine
@@ -223,7 +150,7 @@ def allow_code(
             and not is_known(code.digest, code.name)
         ):
             raise _refusal(run, code, has_record=code.setting in before)
-    remember({(code.digest, code.name) for code in wanted_code if code.file in files})
+    CODE.remember({(code.digest, code.name) for code in wanted_code if code.file in files})
     for code in wanted_code:
         permit(code.name, of=code.recorded, files=code.source.files)
     return [setting for setting in mine if setting in wanted]
@@ -289,7 +216,7 @@ def _refusal(run: Path, code: Code, *, has_record: bool) -> ValueError:
 
 def _store() -> str:
     try:
-        return f"no entry in {place()}"
+        return f"no entry in {CODE.place}"
     except RuntimeError:
         return "there is no home that could say so"
 

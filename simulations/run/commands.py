@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedlsg import strategies
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
+from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import engine, signals
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.door import limited_memory
@@ -79,7 +81,7 @@ from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.state import different_terms, mean_frame
-from fedlsg.user_code import shown
+from fedlsg.user_code import is_reference, shown
 from fedlsg.user_code.failure import left_users_code
 
 Again = Callable[[RunDir], str]
@@ -191,6 +193,7 @@ def resume_command(
     ``recorded``: as in ``run_command``.
     """
     directory = RunDir.open(path)
+    _refuse_script(directory)
     with going_on(directory, console):
         plan = continued(
             directory, console, named_code, trust_code=trust_code, further=further, began=began
@@ -202,6 +205,29 @@ def resume_command(
                 writer = writer_of(plan, goes_on=True)
                 stack.enter_context(on_record(plan, directory, writer, console))
             execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
+
+
+def _refuse_script(directory: RunDir) -> None:
+    """Raise ValueError for a run whose workload or method a script or notebook defines: no command
+    has them.
+    """
+    kept = directory.read_config()
+    unknown = [
+        f"{what} {name!r}"
+        for what, name, there in (
+            ("workload", kept.workload, workloads.names()),
+            ("method", kept.method, (*strategies.names(), *strategies.given())),
+        )
+        if not is_reference(name)
+        and name not in there
+        and (what == "method" or workloads.own(name) is None)
+    ]
+    if unknown:
+        raise ValueError(
+            f"{directory.path} was begun by fedlsg.simulate, and its {' and '.join(unknown)} "
+            f"{'are' if len(unknown) > 1 else 'is'} in that script or notebook alone: call "
+            f"simulate there as before, with out={str(directory.path)!r} and resume=True"
+        )
 
 
 def continued(

@@ -15,11 +15,11 @@ from rich.console import Console
 from fedlsg.gradients import trainable
 from fedlsg.privacy import SERVER, Entry
 from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, places_of, runs_on
+from fedlsg.privacy.known_weights import learn_weights
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
-from fedlsg.simulations.planning.earlier_runs.known_weights import learn_weights
 from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.terminal import print_line

@@ -28,6 +28,7 @@ from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, setting_of
 from fedlsg.simulations.settings.settings import (
+    AUTO,
     check_arguments,
     check_names_of,
     from_mapping,
@@ -39,14 +40,14 @@ from fedlsg.simulations.settings.settings import (
 from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
+from fedlsg.simulations.workloads.base import INSTEAD
 from fedlsg.simulations.workloads.user_workload import MODEL, make
+from fedlsg.training.optimizers import find_name
 from fedlsg.user_code.failure import without_exit
 from fedlsg.user_code.short_traceback import short_traceback
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 
-BY_RULE = (("engine", "auto"), ("isolation", "auto"))
-"""Settings that a run keeps as what a rule chose for it."""
 DATA = ("model", "train", "test", "loss")
 OWN = {*DATA, "metrics", "partition", "unit", "settings"}
 MORE = frozenset(f.name for f in fields(Workload)) - OWN
@@ -111,8 +112,9 @@ def simulate(
     callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a
         dict of its row; or the setting of this name. One that raises ``fedlsg.StopRun`` ends the
         run; after any other exception ``resume`` continues it.
-    resume: continue the interrupted run in ``out``, with the same arguments. With more ``rounds``
-        a finished run trains further: its ledgers go on, ``epsilon`` is that of all rounds
+    resume: continue the interrupted run in ``out``, with the same arguments; a setting that is
+        left out or "auto" stays as the run has it. With more ``rounds`` a finished run trains
+        further: its ledgers go on, ``epsilon`` is that of all rounds
         together, and the noise of those that come is calibrated for it.
     start_from: a finished run whose weights this one starts from, with the same data: its ledgers
         go on, so epsilon counts both runs. Clients that came or left: ``fedlsg docs own``.
@@ -146,7 +148,7 @@ def simulate(
         if not isinstance(own_of_each := others.get(f"client_{what}s"), str | None):
             others |= setting_of(own_of_each, what)
     given["method"] = method_name(method)
-    _check_arguments(others, method)
+    _check_arguments(others, method, own_data=workload is None)
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
     more = {name: others.pop(name) for name in MORE & others.keys()}
@@ -183,15 +185,17 @@ def simulate(
         return _run(chosen, out, callbacks, console, resume=resume, began=began)
 
 
-def _check_arguments(others: Iterable[str], method: object) -> None:
-    """Raise ValueError for a name that is neither an argument nor a setting.
+def _check_arguments(others: Iterable[str], method: object, *, own_data: bool) -> None:
+    """Raise ValueError for a name that is neither an argument nor a setting. ``own_data``: their
+    arguments are meant, and no setting of a data set of the hub.
 
     What a method in a file declares is known later.
     """
     if isinstance(method, str) and user_code.is_reference(method):
         return
     arguments = {*signature(simulate).parameters, *MORE} - {"settings"}
-    check_arguments((name for name in others if name not in MORE), arguments)
+    given = [name for name in others if name not in MORE]
+    check_arguments(given, arguments, instead=INSTEAD if own_data else {})
 
 
 def _run(
@@ -241,11 +245,16 @@ def _run(
 def _check_same(given: Mapping[str, Any], directory: RunDir) -> dict[str, Any]:
     """The settings of a run that trains further. Raises ValueError if a resumed run is given other
     settings than those that it has, and it would not follow them.
+
+    What is left out, "auto" or "preset" is as the run has it: it keeps what a rule chose.
     """
+    given = {name: value for name, value in given.items() if value != AUTO}
     kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
     known = {"preset", "data_dir", "data_root", "client_epsilons", "client_deltas"}
     names = names_given(given) & asked.keys() - known
-    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) not in BY_RULE}
+    if "optimizer" in names:
+        asked["optimizer"] = find_name(str(asked["optimizer"]))  # as config.toml spells it
+    said = {name: asked[name] for name in sorted(names)}
     if other := [
         f"{name}={kept.get(name)!r} (not {said[name]!r})"
         for name in said.keys() - FURTHER

@@ -68,7 +68,7 @@ def ready_plan(
     rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
-        plan = replace(plan, notes=check_evaluation(plan))
+        plan = replace(plan, notes=(*plan.notes, *check_evaluation(plan)))
     notes = rule_notes(given, settings, plan.settings, plan.workload)
     plan = replace(plan, notes=(*notes, *plan.notes), given=given)
     return replace(plan, began=began)

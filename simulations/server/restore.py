@@ -127,7 +127,10 @@ def _damaged_files(run: RunDir) -> list[str]:
         for path in sorted(run.last_payload(0).parent.glob("client-*.bin"))
         if LastPayload(path).damaged
     ]
-    notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
+    notes = [
+        f"{path} was cut off when the run ended: its payload is made again, as another attempt"
+        for path in outbox
+    ]
     steps = [
         path
         for path in sorted(run.steps.glob("step-*.bin"))

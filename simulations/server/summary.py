@@ -20,6 +20,7 @@ from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations.models.encoder import describe
+from fedlsg.simulations.models.plain_torch import layers_of, scale_of
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.plan import Plan
@@ -273,6 +274,8 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "round": state.round,
         "averaged": state.average is not None,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        **layers_of(model),
+        "inputs": scale_of(base.workload.test.prepare),
         "options": {name: value for name, value in options.items() if value is not None},
         **({"data": dict(base.workload.data)} if base.workload.data else {}),
         "public_data": public_data_of(base),

@@ -104,7 +104,7 @@ TRUST = (
 )
 ADAPTIVE = needs("clip_quantile", "it is a setting of an adaptive clip: give clip_quantile, too")
 PERSONS = idle_unless("persons", "it is of persons: give unit=COLUMN, or leave it out")
-NOISE = needs("noise", "choose method dpsgd, or mechanism=dp")
+NOISE = needs("noise", "leave this setting out, or choose method dpsgd, or mechanism=dp")
 OWN = (
     NOISE,
     needs("trust=client", "under trust={trust} the clients share their noise"),

@@ -23,6 +23,8 @@ PRESET = "preset"
 AUTO = "auto"
 """The value of a setting that a rule chooses, and the setting that names what the rule chose."""
 
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
 
 GROUPS_OF_RUN: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -214,16 +216,20 @@ def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
     return {raw_name: known[name] for raw_name, name in names.items()}
 
 
-def check_arguments(given: Iterable[str], arguments: Collection[str]) -> None:
+def check_arguments(
+    given: Iterable[str], arguments: Collection[str], *, instead: Mapping[str, str] = NO_SETTINGS
+) -> None:
     """Raise ValueError, with the nearest name, for a keyword that is no setting of all there are.
 
-    ``arguments``: what the function that was called takes as well.
+    ``arguments``: what the function that was called takes as well. ``instead``: arguments that
+    replace settings here, which are not named.
     """
     names = [name for name in given if name.replace("-", "_") not in RUN]
     known = all_settings() if names else RUN
     for name in names:
         if name.replace("-", "_") not in known:
-            raise unknown("setting", name, known, also=arguments)
+            here = {setting: one for setting, one in known.items() if setting not in instead}
+            raise unknown("setting", name, here, also=arguments)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -41,6 +41,10 @@ RESUMED = (
 """What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the
 checkpoint.
 """
+OUTBOX = "checkpoint/outbox/"
+"""Payloads that are written over in each round: an interruption tears one, and the run that is
+resumed says that it makes it again.
+"""
 RUN_LEDGER = f"ledger/{RUN}.jsonl"
 MAY_GROW = ("run.log", "ledger/")
 """A longer one is no sign of anything."""
@@ -73,10 +77,9 @@ class Examined:
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
         """A line for the changed files, which nothing relies on: they are not used ``use``."""
+        changed = {name: why for name, why in self.changed.items() if not name.startswith(OUTBOX)}
         return (
-            [f"changed since the run, and not used {use}: {words(run, self.changed)}"]
-            if self.changed
-            else []
+            [f"changed since the run, and not used {use}: {words(run, changed)}"] if changed else []
         )
 
 
@@ -216,7 +219,7 @@ def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
             client = -1 if path.stem == "server" else int(path.stem.rpartition("-")[2])
             check_extends(path, client, *said)
             read_entries(path)
-        elif name.startswith("checkpoint/outbox/"):
+        elif name.startswith(OUTBOX):
             return "damaged" if LastPayload(path).damaged else None
         elif path.suffix == ".pt":
             return None if is_whole(path.read_bytes()) else "damaged"

@@ -116,15 +116,23 @@ def _source(name: str) -> Any:
     """What loads a workload and has its preset."""
     workload = own(name)
     if workload is None and name not in _REGISTRY:
-        hint = (
-            "a workload of your own is FILE.py:NAME; one of a script or notebook is known there "
-            "alone"
-        )
-        raise ValueError(
-            f"unknown workload {name!r}{did_you_mean(name, _REGISTRY) or ','} expected one of "
-            f"{', '.join(_REGISTRY)}; {hint}"
-        )
+        raise ValueError(f"unknown workload {name!r}{_meant(name)}")
     return _REGISTRY[name] if workload is None else workload
+
+
+OWN_DATA = (
+    "data of your own are simulate(train=...) in Python, or FILE.py:NAME of a function that "
+    "returns a fedlsg.Workload (fedlsg docs own); one of a script or notebook is known there alone"
+)
+
+
+def _meant(name: str) -> str:
+    """The end of a message about a workload that there is not."""
+    if Path(name).suffix or Path(name).exists():
+        return f": it is the name of a built-in data set, and {name} is one of files; {OWN_DATA}"
+    longer = next((known for known in _REGISTRY if len(name) > 3 and name in known), None)
+    near = f"; did you mean {longer!r}?" if longer else did_you_mean(name, _REGISTRY) or ","
+    return f"{near} expected one of {', '.join(_REGISTRY)}; {OWN_DATA}"
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:

@@ -17,6 +17,8 @@ from torch import nn
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
+from fedlsg.config.choices import did_you_mean
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from fedlsg.simulations.workloads.base import (
@@ -45,6 +47,7 @@ from fedlsg.simulations.workloads.rows import (
     check_targets,
     describe_data,
 )
+from fedlsg.simulations.workloads.rows.columns import Table
 from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.read import read_rows, read_splits
 from fedlsg.simulations.workloads.rows.transform import AT_ONCE, check_transform
@@ -221,7 +224,7 @@ class Workload:
     def load(self, request: Request) -> LoadedWorkload:
         """The splits; without training rows for a server whose clients hold their own."""
         name = self.name or MODEL
-        refuse_unused(request.options, workload=name, used=("data_root", *IMAGES))
+        refuse_unused(request.options, workload=name, used=("data_root", *IMAGES), own_data=True)
         taken = Taken.by(request.options, self.image_size)
         columns = Columns(
             inputs=_names(self.inputs),
@@ -240,6 +243,7 @@ class Workload:
             if not (request.public_only if split == "train" else data is None)
         }
         opened = open_splits(given, name, request.options.holdout)
+        self._check_partition(opened.splits.get("train"))
         found, later = read_splits(opened.splits, columns)
         test, train = found["test"], found.get("train")
         if not test.decoded:
@@ -305,6 +309,20 @@ class Workload:
         if self.unit is None:
             return ""
         return self.unit if isinstance(self.unit, str) else PERSON
+
+    def _check_partition(self, train: Any) -> None:
+        """Raise ValueError for a name that is no scheme and no column of a table, before other
+        columns are read: a column of clients would be one of the inputs.
+        """
+        name = self.partition
+        if not (isinstance(name, str) and isinstance(train, Table)) or name in SCHEMES:
+            return
+        if name not in train.columns:
+            raise ValueError(
+                f"partition={name}: expected {', '.join(SCHEMES)}, or a column of train"
+                f"{did_you_mean(name, [*train.columns, *SCHEMES])}; it has "
+                f"{', '.join(train.columns)}"
+            )
 
     def _columns(self, train: Rows) -> Mapping[str, np.ndarray]:
         if self.unit is None or isinstance(self.unit, str):

@@ -15,7 +15,12 @@ from flwr.common.logger import log
 from fedlsg.privacy import LedgerError
 from fedlsg.strategies.protocol.expectations import check_reply, reason_of
 from fedlsg.strategies.protocol.nodes import Roster
-from fedlsg.strategies.protocol.round_report import NO_REPLY, RoundReport, wire_size
+from fedlsg.strategies.protocol.round_report import (
+    NO_REPLY,
+    RoundReport,
+    in_words,
+    wire_size,
+)
 from fedlsg.strategies.protocol.watched_grid import NODE_GONE
 from fedlsg.strategies.protocol.wire import DISK_FULL
 
@@ -65,7 +70,8 @@ class Replies:
                 values[client] = received
         rejected = self.report.rejected
         for client in sorted(rejected.keys() & {client for client, _ in sent}):
-            log(WARNING, "round %d: client %d: %s", self.report.round, client, rejected[client])
+            why = in_words(rejected[client])
+            log(WARNING, "round %d: client %d: %s", self.report.round, client, why)
         return values
 
     def _await(self, sent: Sequence[tuple[int, Message]]) -> None:

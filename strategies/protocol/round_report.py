@@ -11,6 +11,7 @@ The size of a message has three levels:
 A reply that was rejected, or reports an error, has no values.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -33,6 +34,8 @@ from fedlsg.strategies.protocol.wire import (
     arrays_in,
 )
 
+CODE = re.compile(r"^\[\d+\] ")
+"""The error code of a reply, by which clients are sorted; a reader gets its words."""
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
 
@@ -60,6 +63,11 @@ class Sent(NamedTuple):
     values_bytes: int
     payload_bytes: int
     wire_bytes: int
+
+
+def in_words(why: str) -> str:
+    """A reason without the error code that it may begin with."""
+    return CODE.sub("", why)
 
 
 @dataclass(kw_only=True)
@@ -145,7 +153,7 @@ class RoundReport:
         """
         clients: dict[str, list[int]] = {}
         for partition, why in sorted({**self.noted, **self.rejected}.items()):
-            clients.setdefault(why, []).append(partition)
+            clients.setdefault(in_words(why), []).append(partition)
         return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
 
     def refused(self, *codes: int) -> set[int]:

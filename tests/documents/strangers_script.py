@@ -23,10 +23,11 @@ def build() -> nn.Module:
 
 
 x, y = torch.randn(40, 4), torch.randint(0, 2, (40,))
+u, v = torch.randn(20, 4), torch.arange(20) % 2
 
 
 def workload() -> fedlsg.Workload:
-    return Mine(model=build, train=(x, y), test=(x[:20], y[:20]), loss=nn.CrossEntropyLoss())
+    return Mine(model=build, train=(x, y), test=(u, v), loss=nn.CrossEntropyLoss())
 
 
 def mine(
@@ -66,7 +67,7 @@ own: dict[str, Any] = {"width": 4}  # settings of a recipe of my own have no typ
 other = fedlsg.simulate(
     model=build,
     train=(x, y),
-    test=(x[:20], y[:20]),
+    test=(u, v),
     loss=nn.functional.cross_entropy,
     method=mine,
     clients=2,

@@ -31,8 +31,8 @@ TASK = """
 
 
     def workload():
-        x, y = torch.randn(40, 4), torch.arange(40) % 2
-        return fedlsg.Workload(model=lambda: nn.Linear(4, 2), train=(x, y), test=(x, y), loss=nn.CrossEntropyLoss())
+        x, y = torch.randn(60, 4), torch.arange(60) % 2
+        return fedlsg.Workload(model=lambda: nn.Linear(4, 2), train=(x[:40], y[:40]), test=(x[40:], y[40:]), loss=nn.CrossEntropyLoss())
 """
 """The module of the reader's own Flower app, which docs/flower-app.md imports."""
 

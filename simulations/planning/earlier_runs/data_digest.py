@@ -1,8 +1,6 @@
 """Digests of stored rows: a run goes on with the rows that it began with, and with no others."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +8,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.base.stored_arrays import arrays_of, is_known
 
 DIGEST_BYTES = 32
-MASK = "attention_mask"
-"""0 in it marks padding of texts, which the digest leaves out."""
 ROWS_AT_ONCE = 1024
 """Part of the format: another number gives other digests."""
 
@@ -37,8 +34,8 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
-        arrays = stored if _is_known(stored) else split.prepare(stored)
-        for name, array in () if split.drawn else _arrays("inputs", arrays):
+        arrays = stored if is_known(stored) else split.prepare(stored)
+        for name, array in () if split.drawn else arrays_of("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         digest.update(_label_bytes(split.labels[part]))
@@ -51,33 +48,3 @@ def _label_bytes(labels: Tensor) -> bytes:
         return labels.numpy().astype("<i8").tobytes()
     array = np.ascontiguousarray(labels.numpy())
     return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
-
-
-def _is_known(stored: Any) -> bool:
-    if isinstance(stored, Mapping):
-        return all(map(_is_known, stored.values()))
-    if isinstance(stored, tuple):
-        return all(map(_is_known, stored))
-    return isinstance(stored, Tensor) or (
-        isinstance(stored, np.ndarray) and not stored.dtype.hasobject
-    )
-
-
-def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
-    after the other.
-    """
-    if isinstance(stored, Mapping):
-        mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0
-        if mask is not None:
-            yield f"{name}/lengths", mask.sum(1)
-        for part, value in sorted(stored.items()):
-            if mask is None:
-                yield from _arrays(f"{name}/{part}", value)
-            elif part != MASK:
-                yield f"{name}/{part}", np.asarray(value)[mask]
-    elif isinstance(stored, tuple):
-        for place, value in enumerate(stored):
-            yield from _arrays(f"{name}/{place}", value)
-    else:
-        yield name, np.asarray(stored)

@@ -1,9 +1,5 @@
-"""Digests of weights that this user's runs have trained, for later processes: in what file ever
-these weights come in, they are known as trained on the rows of a run.
-
-The list is next to that of known code, for its user's eyes only, and where no such file can be
-kept nothing is known. ``fedlsg.privacy.trained_weights`` is the same within one process, and has
-the digests. Weights of other users and machines are not recognised.
+"""Digests of weights that a run has trained, for later processes: in what file ever these weights
+come in, they are known as trained on the rows of the run (``fedlsg.privacy.known_weights``).
 """
 
 from collections.abc import Iterator
@@ -11,10 +7,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from fedlsg.gradients import trainable
-from fedlsg.privacy import trained_weights
+from fedlsg.privacy.known_weights import WEIGHTS
 from fedlsg.privacy.trained_weights import DIGEST_BYTES, MAX_NOTED_PARAMETERS, digest_of
 from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.planning.trust import WEIGHTS, known, remember
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 
@@ -30,12 +25,7 @@ def remember_weights(plan: Base, run: RunDir) -> None:
     )
     moved = [digest for t in trained if (digest := digest_of(t)) not in before]
     whole = [digest.hex() for digest in moved if len(digest) == DIGEST_BYTES]
-    remember(((digest, str(run.path)) for digest in whole[:MAX_NOTED_PARAMETERS]), WEIGHTS)
-
-
-def learn_weights() -> None:
-    """Let this process recognise what earlier ones have trained."""
-    trained_weights.learn(bytes.fromhex(digest) for digest in known(WEIGHTS))
+    WEIGHTS.remember((digest, str(run.path)) for digest in whole[:MAX_NOTED_PARAMETERS])
 
 
 def _digests(model: nn.Module) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ is charged.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -148,16 +149,34 @@ class Request:
     seed: int | None = None
 
 
-def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "dataset": "give the data as train= and test=",
+        "input_columns": "give their columns as inputs=",
+        "label_column": "give its column as targets=",
+        "test_split": "give the rows as test=",
+        "max_length": "cut texts off in transform=",
+    }
+)
+"""What data of a user's own take in place of settings of the hub's."""
+
+
+def refuse_unused(
+    options: Options, *, workload: str, used: tuple[str, ...] = (), own_data: bool = False
+) -> None:
     """Raise ValueError, naming the setting, for a given option that the workload does not use, or a
     private test split.
 
-    ``used`` names those it reads, next to EVERYWHERE.
+    ``used`` names those it reads, next to EVERYWHERE. ``own_data``: the message names ``INSTEAD``.
     """
+    way_of = INSTEAD if own_data else {}
     for f in fields(Options):
         value = getattr(options, f.name)
         if value is not None and f.name not in (*used, *EVERYWHERE):
-            raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
+            raise ValueError(
+                f"workload {workload} has no use for {f.name}={value!r}: "
+                f"{way_of.get(f.name, 'leave it out')}"
+            )
     if options.test_split == "train":
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 

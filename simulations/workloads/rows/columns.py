@@ -211,7 +211,7 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
             )
             if all(re.fullmatch(r"[-+.\deE]*", one) for one in table.columns):
                 hint += "; the names are numbers: give the file a first line with names"
-            near = did_you_mean(name, table.columns)
+            near = "" if hint.startswith("; targets=") else did_you_mean(name, table.columns)
             raise ValueError(
                 f"{table.what} has no column {name!r}{near}; it has "
                 f"{', '.join(table.columns)}{hint}"

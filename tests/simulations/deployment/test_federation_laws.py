@@ -135,7 +135,7 @@ def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(fedlsg.simulations.client.process_state, "derived_frame", other)
     run = run_local(tmp_path / "run", rounds=1)
     assert run.rows[0].rejected == "0 1"
-    assert run.rows[0].reasons.startswith("0 1: [1002]")
+    assert run.rows[0].reasons.startswith("0 1: ")
     assert not run.directory.charges.clients()
 
 

@@ -150,7 +150,7 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
 
     with pytest.raises(
         RuntimeError,
-        match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] a client failed",
+        match=r"no valid update in 3 rounds in a row: client 0 1: a client failed",
     ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
@@ -199,7 +199,7 @@ def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
     assert run.summary["epsilon_max"] <= 2.0
     assert run.summary["private"] is True
     assert run.rows[-1].rejected == "0 1"
-    assert run.rows[-1].reasons.startswith("0 1: [1003]")
+    assert run.rows[-1].reasons.startswith("0 1: round ")
 
 
 def test_shared_noise_is_that_of_the_neediest_client():

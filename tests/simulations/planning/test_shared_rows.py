@@ -1,0 +1,186 @@
+"""Test rows that are training rows: found by number, refused where chance does not explain it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from fedlsg.simulations import workloads
+from fedlsg.simulations.planning.faults.shared_rows import equal_rows
+from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads.base.split import Split
+from tests.simulations.support.own import QUICK, TEST, TRAIN, quick, refused, rows, workload
+
+X, Y = (torch.from_numpy(values) for values in rows(120, 5))
+X, Y = X.float(), Y.long()
+
+
+class Noisy(Dataset):
+    """Rows that draw random numbers whenever they are read, as augmented images do."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, row):
+        return X[row] + 0.01 * torch.randn(8), int(Y[row])
+
+
+def plan_of(**given):
+    """The plan of a run on these data."""
+    made = workload(name="mine", **given)
+    workloads.give("mine", made)
+    settings = {name: value for name, value in QUICK.items() if name != "quiet"}
+    return make_plan(from_mapping({**settings, "workload": "mine"}))
+
+
+def table(x, y):
+    return pd.DataFrame(np.asarray(x), columns=[f"c{i}" for i in range(x.shape[1])]).assign(
+        label=np.asarray(y)
+    )
+
+
+def saved(folder, x, y, name):
+    path = folder / name
+    table(x, y).to_csv(path, index=False)
+    return path
+
+
+NOISY, PLAIN = Noisy(), TensorDataset(X, Y)
+THE_SAME = {
+    "one pair of tensors": ((X, Y), (X, Y), "120 of 120"),
+    "a copy": ((X, Y), (X[:40].clone(), Y[:40].clone()), "40 of 40"),
+    "slices that overlap": ((X[:100], Y[:100]), (X[60:], Y[60:]), "40 of 60"),
+    "a list of clients": ([(X[:60], Y[:60]), (X[60:], Y[60:])], (X[50:70], Y[50:70]), "20 of 20"),
+    "classes of another type": ((X, Y), (X[:40], Y[:40].int()), "40 of 40"),
+    "tables": (table(X, Y), table(X[:40], Y[:40]), "40 of 40"),
+    "subsets": (Subset(PLAIN, range(100)), Subset(PLAIN, range(80, 120)), "20 of 40"),
+    "subsets that draw": (Subset(NOISY, range(100)), Subset(NOISY, range(80, 120)), "20 of 40"),
+    "two rows, one object": (two := (X[:2], Y[:2]), two, "2 of 2"),
+}
+
+
+@pytest.mark.parametrize("case", THE_SAME)
+def test_test_rows_that_are_training_rows_are_refused_with_their_number_and_the_way_out(case):
+    train, test, number = THE_SAME[case]
+    with refused(f"{number} test rows are also training rows", "holdout=0.2"):
+        plan_of(train=train, test=test, num_classes=3)
+
+
+def test_one_file_and_a_part_of_it_are_refused(tmp_path):
+    whole, part = saved(tmp_path, X, Y, "all.csv"), saved(tmp_path, X[:40], Y[:40], "test.csv")
+    for test, number in ((whole, "120 of 120"), (part, "40 of 40")):
+        with refused(f"{number} test rows"):
+            plan_of(train=whole, test=test)
+
+
+def test_a_run_is_refused_before_it_leaves_anything(tmp_path):
+    with refused("24 of 24 test rows"):
+        quick(tmp_path / "run", train=TRAIN, test=(TRAIN[0][:24], TRAIN[1][:24]))
+    assert not (tmp_path / "run").exists()
+
+
+def categories(count, seed):
+    """Rows of three columns with four values each, where the class follows from them."""
+    x = torch.from_numpy(np.random.default_rng(seed).integers(4, size=(count, 3))).float()
+    return torch.cat([x, torch.zeros(count, 5)], dim=1), (x.sum(1) % 3).long()
+
+
+HONEST = {
+    "rows that differ": (TRAIN, TEST),
+    "views of one tensor": ((X[::2], Y[::2]), (X[1::2], Y[1::2])),
+    "parts of one Dataset": (Subset(PLAIN, range(80)), Subset(PLAIN, range(80, 120))),
+    "parts of one that draws": (Subset(NOISY, range(80)), Subset(NOISY, range(80, 120))),
+    "equal inputs, other targets": ((X[:80], Y[:80]), (X[:40], (Y[:40] + 1) % 3)),
+}
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_other_rows_pass_without_a_word(case):
+    train, test = HONEST[case]
+    assert plan_of(train=train, test=test, num_classes=3).notes == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_few_categories_coincide_by_chance_and_are_a_note(seed):
+    """Nearly all of 100 new rows equal one of 300 here: so do the training rows each other."""
+    (note,) = plan_of(train=categories(300, seed), test=categories(100, seed + 50)).notes
+    assert " of 100 test rows equal training rows: chance explains" in note
+
+
+def test_a_few_copies_are_a_note():
+    (note,) = plan_of(train=(X[:100], Y[:100]), test=(X[98:], Y[98:])).notes
+    assert note.startswith("2 of 22 test rows equal training rows")
+
+
+def test_the_note_reaches_the_owner_and_no_file_of_the_run(tmp_path, capsys):
+    """The number is of private rows, without noise."""
+    quick(tmp_path / "run", train=(X[:100], Y[:100]), test=(X[98:], Y[98:]), quiet=False)
+    note = "2 of 22 test rows equal training rows"
+    assert note in capsys.readouterr().out.replace("\n", " ")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not any(note.encode() in path.read_bytes() for path in files)
+
+
+def test_held_out_rows_are_not_compared():
+    """They are other rows by construction, and equal ones have no way out but this."""
+    settings = {name: value for name, value in QUICK.items() if name != "quiet"}
+    made = workload(name="mine", train=(X[:1].repeat(50, 1), Y[:1].repeat(50)), test=None)
+    workloads.give("mine", made)
+    plan = make_plan(
+        from_mapping({**settings, "workload": "mine", "holdout": 0.2}), given=["holdout"]
+    )
+    assert plan.notes == ()
+
+
+small = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=1, max_size=12)
+
+
+@given(train=small, test=small)
+def test_the_numbers_are_those_of_a_loop(train, test):
+    """In every form that rows are stored in: an array, a dict of arrays, texts with a mask."""
+    for form in (lambda x: x.float().numpy(), lambda x: {"a": x[:, :1], "b": x[:, 1:]}):
+        one, other = (of_form(torch.tensor(values), form) for values in (train, test))
+        shared = sum(row in train for row in test)
+        again = sum(train.count(row) > 1 for row in train) / len(train)
+        assert equal_rows(one, other) == (shared, again if shared else 0.0)
+
+
+class Stored:
+    """Rows of a dict of tensors."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __len__(self):
+        return len(next(iter(self.made.values())))
+
+    def __getitem__(self, rows):
+        return {name: value[torch.as_tensor(rows)].numpy() for name, value in self.made.items()}
+
+
+def of_form(x, form):
+    made = form(x)
+    inputs = Stored(made) if isinstance(made, dict) else made
+    return Split(inputs=inputs, labels=torch.zeros(len(x), dtype=torch.int64), prepare=dict)
+
+
+def test_texts_are_compared_whatever_they_are_padded_to():
+    def texts(width):
+        ids = torch.tensor([[7, 8, 0], [7, 0, 0]])
+        padded = torch.nn.functional.pad(ids, (0, width - 3))
+        return of_form(padded, lambda x: {"input_ids": x, "attention_mask": (x > 0).long()})
+
+    assert equal_rows(texts(3), texts(5)) == (2, 0.0)
+
+
+def test_equal_hashes_of_other_rows_are_not_counted(monkeypatch):
+    """The negative control of the second look: with keys of 0 all hashes are equal."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: 0)
+    one, other = (of_form(torch.tensor([[1, value]]), lambda x: x.numpy()) for value in (2, 3))
+    assert equal_rows(one, other) == (0, 0.0)
+    assert equal_rows(one, one) == (1, 0.0)
