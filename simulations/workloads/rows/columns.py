@@ -5,6 +5,7 @@ columns.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedlsg.simulations.workloads.rows.table_files import (
 
 LABEL = "label"
 """The column of the targets, if none is named."""
+MISSPELT = 0.7
+"""How alike a misspelt name is at least."""
 INDEX = re.compile(r"|Unnamed: ?\d+(_level_\d+)?|__index_level_\d+__")
 """Names of columns that pandas, spreadsheets and R make of the numbers of rows."""
 IDENTIFIERS = re.compile(r"index|level_\d+|id|row|row_?(id|number|num|nr)|rownames?", re.IGNORECASE)
@@ -211,7 +214,13 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
             )
             if all(re.fullmatch(r"[-+.\deE]*", one) for one in table.columns):
                 hint += "; the names are numbers: give the file a first line with names"
-            near = "" if hint.startswith("; targets=") else did_you_mean(name, table.columns)
+            alike = [
+                one
+                for one in table.columns
+                # nobody gave the name "label": a column is guessed if it is a misspelt one
+                if columns.targets or SequenceMatcher(None, name, one.lower()).ratio() > MISSPELT
+            ]
+            near = did_you_mean(name, alike)
             raise ValueError(
                 f"{table.what} has no column {name!r}{near}; it has "
                 f"{', '.join(table.columns)}{hint}"
