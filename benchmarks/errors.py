@@ -258,7 +258,6 @@ MISTAKES = (
         step.step(step.batches((x, y + 1)))
         """,
     ),
-    simulate("test rows that are training rows", "test=(x[:60], y[:60])"),
     run("the targets of a table forgotten", TABLE + "simulate(train=rows(300), test=rows(60))"),
     run(
         "the targets of a table by another name",
@@ -461,7 +460,6 @@ GRADES = {
         "all steps=3 that the noise was planned for are taken",
     ),
     "own loop: labels from 1": ("A", "the targets of training are 1 to 3"),
-    "test rows that are training rows": ("A", "60 of 60 test rows are also training rows"),
     "the targets of a table forgotten": ("A", "targets= names the column of the targets"),
     "the targets of a table by another name": ("B+", "it is 'targets' here"),
     "a setting of the hub for own data": ("A", "give its column as targets="),

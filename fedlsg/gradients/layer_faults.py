@@ -56,7 +56,7 @@ def _of_width(layer: nn.Linear, got: int, first: Tensor | None) -> str:
     if math.prod(shape) == layer.in_features:
         return f"{takes} gets inputs of shape {shape}: put nn.Flatten() before it"
     if len(shape) == 1:
-        return f"{takes} the inputs have {got}: {fix}, or inputs of {layer.in_features}"
+        return f"{takes} the inputs have {got} columns: {fix}, or inputs of {layer.in_features}"
     return f"{takes} gets inputs of shape {shape}: {fix}, or nn.Flatten() before it"
 
 

@@ -18,7 +18,7 @@ from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise, client_ter
 from fedlsg.simulations.planning.faults.client_test_rows import check_clients
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.faults.row_faults import check_rows, check_train_shape
-from fedlsg.simulations.planning.faults.shared_rows import check_shared
+from fedlsg.simulations.planning.faults.shared_rows import shared_notes
 from fedlsg.simulations.settings.participation import adaptive_clip
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
@@ -75,7 +75,7 @@ def make_plan(
     if is_own_workload:
         progress("checking the rows")
         check_rows(base)
-    notes = check_shared(base)
+    notes = shared_notes(base)
     progress(f"calibrating the noise of {len(base.clients.sizes):,} clients")
     terms = client_terms(base, noise=noise)
     if is_own_workload and declared is None:

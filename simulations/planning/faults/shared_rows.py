@@ -1,11 +1,11 @@
-"""Test rows that are training rows, too: an accuracy on them says nothing, and they are no public
-rows.
+"""Test rows that are training rows, too: an accuracy on them says nothing of new rows, and no
+epsilon covers it.
 
 Rows of a user's own may be equal by chance, as those of a table with few categories are. How many
 would be, the training rows say: the share of them that equal another training row is that of new
-rows from the same source. So a share of equal test rows is refused where it is clearly more than
-this, and is a note to the owner below that. It looks at private rows, in a simulation alone, where
-one person holds all data; so the count is for the owner, and is in no file of the run.
+rows from the same source. Only clearly more than this is said. It looks at private rows, in a
+simulation alone, where one person holds all data. What is said is of rows whose accuracy the run
+reports without noise in any case.
 """
 
 import math
@@ -36,7 +36,7 @@ TABLE = np.uint64(2**22)
 WORD = 4
 """Bytes of a word."""
 TOLERATED = 0.05
-"""Share of equal test rows above the one that chance explains, for which nobody is stopped."""
+"""Share of equal test rows above the one that chance explains, of which nothing is said."""
 RULE_OF_THREE = 3
 """So many equal rows are within what chance has when none was seen, in 95 of 100 cases."""
 DEVIATIONS = 3.0
@@ -44,9 +44,9 @@ DEVIATIONS = 3.0
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def check_shared(base: Base) -> tuple[str, ...]:
-    """A note on test rows of a user's own that equal training rows, or none. Raises ValueError with
-    their number where chance does not explain it.
+def shared_notes(base: Base) -> tuple[str, ...]:
+    """A warning of test rows of a user's own that equal training rows, where chance does not
+    explain their number; or none.
 
     Test rows that ``holdout`` took from the training rows are other rows than these, and public
     rows to train on have a check of their own: nothing is said of either.
@@ -59,16 +59,13 @@ def check_shared(base: Base) -> tuple[str, ...]:
         shared, natural = _same_origins(own.train, own.test), 0.0
     else:
         shared, natural = equal_rows(train, test)
-    if shared and (is_one(own.train, own.test) or shared > explained(natural, train, test)):
-        raise ValueError(
-            f"{shared:,} of {len(test):,} test rows are also training rows, so accuracy on them "
-            "says nothing, and private rows would be read as public ones: give other test rows, "
-            "leave these rows out of one of the two, or leave test out and give holdout=0.2"
-        )
-    equal = f"{shared:,} of {len(test):,} test rows equal training rows"
-    if not shared:
+    if not shared or not (is_one(own.train, own.test) or shared > explained(natural, train, test)):
         return ()
-    return (f"{equal}: chance explains so many; if they are the same rows, leave them out of test",)
+    return (
+        f"{shared:,} of {len(test):,} test rows are also training rows: accuracy on them says "
+        "nothing of new rows, and it is computed from private rows without noise, so that no "
+        "epsilon covers it: give other test rows, or leave test out and give holdout=0.2",
+    )
 
 
 def explained(natural: float, train: Split, test: Split) -> float:

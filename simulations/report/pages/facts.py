@@ -40,7 +40,8 @@ TRUST = {
     "knows its own noise.",
 }
 PUBLIC_TEST = (
-    "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
+    "Accuracy, loss and metrics are measured on the test split, which counts as public: no epsilon "
+    "covers its rows."
 )
 HELD_OUT = (
     "Accuracy is measured on held-out training rows (setting holdout). It is computed from private "

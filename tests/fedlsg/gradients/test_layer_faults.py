@@ -24,7 +24,7 @@ def failed(layer: nn.Module, given: torch.Tensor) -> Exception:
             nn.Linear(7, 16),
             ROWS,
             ROWS,
-            "takes 7 numbers a row, and the inputs have 8: give it 8, nn.Linear(8, 16), or inputs of 7",
+            "takes 7 numbers a row, and the inputs have 8 columns: give it 8, nn.Linear(8, 16), or inputs of 7",
         ),
         (
             nn.Linear(12, 3),
