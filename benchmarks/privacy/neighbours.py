@@ -154,7 +154,7 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
     with caught(watched) as (totals, own, positions):
 
         def draw(some: Positions) -> tuple[object, Tensor]:
-            positions[:] = some.tolist()
+            positions.append(some.tolist())
             return batch(some)
 
         fedlsg.training.client_round.client_step(
@@ -174,13 +174,14 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
 
 
 @contextmanager
-def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], list[int]]]:
+def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], list[list[int]]]]:
     """A context that records the last sum before the noise, and the clipped gradient of one
-    position.
+    position. The third list takes the positions of each batch that is made: their gradients are
+    summed in the same order, but several batches may be made before the first sum.
     """
     totals: list[Tensor] = []
     own: list[Tensor] = []
-    positions: list[int] = []
+    positions: list[list[int]] = []
     add_noise = fedlsg.training.client_round.add_noise
     summed = fedlsg.training.client_round.clipped_sum
 
@@ -191,8 +192,9 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
     def watch(
         gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool
     ) -> Tensor:
-        if watched in positions:
-            k = positions.index(watched)
+        rows = positions.pop(0)
+        if watched in rows:
+            k = rows.index(watched)
             one = [
                 g.part(k, k + 1) if isinstance(g, GhostGradients) else g[k : k + 1]
                 for g in gradients

@@ -383,7 +383,7 @@ def test_the_example_has_a_noise_of_its_own(tmp_path, monkeypatch):
     content = {"arrays": ArrayRecord(task.Net().state_dict()), "config": ConfigRecord(config)}
     with task_identity():
         list(grid.send_and_receive([Message(RecordDict(content), FIRST_NODE, "train")]))
-    assert "the least that this client accepts is 1" in grid.replies[0].error.reason
+    assert "the least that this client accepts is 0.5" in grid.replies[0].error.reason
     assert not steps_ledgers(tmp_path)[0].entries
     for name in [name for name in sys.modules if name.startswith("digits_steps")]:
         del sys.modules[name]
