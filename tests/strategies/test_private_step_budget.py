@@ -137,11 +137,12 @@ def test_going_on_from_trained_weights_is_refused_without_their_ledger(name, tmp
 
 @pytest.mark.parametrize("name", ["a copy", "the model"])
 @pytest.mark.parametrize("planted", ["_DIGESTS", "_PARAMETERS"])
-def test_a_planted_mistake_is_found(planted, name, monkeypatch):
+def test_a_planted_mistake_is_found(planted, name, monkeypatch, tmp_path):
     monkeypatch.setattr(trained_weights, planted, {})
     net = clamped(FROM["the model"](trained())) if name == "the model" else last_copy(trained())
     kept = {"_DIGESTS": "the model", "_PARAMETERS": "a copy"}[planted] == name
-    monkeypatch.setattr(trained_weights, planted, {})  # it forgets
+    monkeypatch.setattr(trained_weights, planted, {})  # it forgets, and so does the user's list
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     if kept:
         with pytest.raises(ValueError, match="was trained by"):
             private_step(net, method="dpsgd")

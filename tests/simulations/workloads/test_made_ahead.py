@@ -54,15 +54,15 @@ def test_a_run_is_the_same_bit_for_bit_with_any_number_of_workers(folder, tmp_pa
         imagenet.ImageFiles, "__getitem__", lambda s, rows: taken.append(len(rows)) or take(s, rows)
     )
     done = {}
-    for count in (0, 1, 4):
+    for count in (0, 2):
         taken.clear()
         run = run_local(
             tmp_path / str(count), data_dir=folder, reproducible=True, loader_workers=count, **RUN
         )
         done[count] = (run.summary or {})["loss"], taken.count(5)
-    assert done[0][0] == done[1][0] == done[4][0]
+    assert done[0][0] == done[2][0]
     assert done[0][1] > 0
-    assert done[1][1] == done[4][1] == 0, "negative control: this process decodes no microbatch"
+    assert done[2][1] == 0, "negative control: this process decodes no microbatch"
 
 
 def test_rows_that_nobody_expected_are_made_here(folder, tmp_path):
