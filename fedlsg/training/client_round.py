@@ -40,6 +40,7 @@ from fedlsg.privacy import (
 )
 from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
+from fedlsg.tensors import each
 from fedlsg.training.example_gradients import BACKWARD, ExampleGradients
 from fedlsg.training.local_training import (
     MIN_MICROBATCH_ROWS,
@@ -279,14 +280,21 @@ def _batches_of(
     """Of each run its group, its number of rows, inputs and targets.
 
     Runs of at most ``size`` rows together are made before the first of their passes, so that these
-    follow each other without a break: rows of many shapes take many small passes.
+    follow each other without a break: rows of many shapes take many small passes. Each is copied
+    before the next one is made: a function may fill one buffer for all of them.
     """
     left = deque(runs)
     while left:
         part = [left.popleft()]
         while left and sum(len(micro) for _, micro in part) + len(left[0][1]) <= size:
             part.append(left.popleft())
-        made = [x.batch(micro) for _, micro in part]
+        if len(part) == 1:
+            made = [x.batch(part[0][1])]
+        else:
+            made = [
+                (each(inputs, torch.clone), each(targets, torch.clone))
+                for inputs, targets in (x.batch(micro) for _, micro in part)
+            ]
         with uninterrupted():
             for (group, micro), (inputs, targets) in zip(part, made, strict=True):
                 yield group, len(micro), inputs, targets

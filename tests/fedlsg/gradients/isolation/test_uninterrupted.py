@@ -12,6 +12,7 @@ from fedlsg.gradients.isolation import state
 from fedlsg.gradients.isolation.state import forgetting, uninterrupted
 from fedlsg.gradients.isolation.trial import dense_frame
 from fedlsg.method import LocalTraining
+from fedlsg.training import client_round
 from fedlsg.training.client_round import clipped_batch_sum
 from fedlsg.training.local_training import Drawn, StepInputs
 from tests.fedlsg.support.step_oracle import CLIP_ONLY, EXACT
@@ -138,3 +139,22 @@ def test_passes_of_many_shapes_read_no_trace_of_each_other(planted, monkeypatch)
     else:
         torch.testing.assert_close(sums, reference, **EXACT)
         assert len(taken) == 1
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_function_that_fills_one_buffer_gives_each_pass_its_own_rows(planted, monkeypatch):
+    """Batches are made ahead of their passes: without a copy, all of them would be the last one."""
+    if planted:
+        monkeypatch.setattr(client_round, "each", lambda values, function: values)
+    model, buffer = nn.Linear(4, 3), torch.empty(1, 4)
+    rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+
+    def refilled(positions):
+        buffer.copy_(rows[positions])
+        return buffer, LABELS[positions]
+
+    def alone(positions):
+        return [positions[row : row + 1] for row in range(len(positions))]
+
+    honest = total(model, alone, lambda positions: (rows[positions], LABELS[positions]))
+    assert torch.equal(total(model, alone, refilled), honest) == (not planted)
