@@ -21,7 +21,7 @@ from benchmarks.privacy.craft import isolating
 from benchmarks.privacy.digits_client import network, payload, report
 from fedlsg import strategies
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.attacks.audit.plants import planted
+from fedlsg.attacks.audit.played.plants import planted
 from fedlsg.attacks.audit.training_mode import canary_scores, examine
 from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
 from fedlsg.carriers import prepare_model

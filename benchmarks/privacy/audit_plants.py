@@ -17,12 +17,12 @@ from torch import nn
 from benchmarks.privacy.audit_modes import CLIENTS, MODES, SHORT
 from benchmarks.privacy.digits_client import network
 from fedlsg.accounting.certified import epsilon
-from fedlsg.attacks.audit.all_checks import unit_checks
-from fedlsg.attacks.audit.games import games_of
-from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.stated import Stated
-from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.played.games import games_of
+from fedlsg.attacks.audit.played.plants import planted
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.stated import Stated
+from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.frame import Block, Coordinates, Frame
 from fedlsg.simulations.attacks.audit import audited_settings
 
@@ -61,7 +61,7 @@ ROWS: tuple[tuple[str, str, str | None, True_ | None], ...] = (
 """Setting, plant, the game that is there for it (None: noise or counts), and what then runs."""
 
 
-def dense(made: Setting) -> Setting:
+def dense(made: AuditSetting) -> AuditSetting:
     """The same for a network of 256 units that is sent whole."""
     model: nn.Module = network(0, 256).float()
     shapes = [Coordinates(name=n, shape=tuple(p.shape)) for n, p in model.named_parameters()]
@@ -69,7 +69,7 @@ def dense(made: Setting) -> Setting:
     return replace(made, model=model, frame=Frame(coordinates=tuple(shapes), blocks=blocks))
 
 
-def settings() -> dict[str, Setting]:
+def settings() -> dict[str, AuditSetting]:
     """The audited mechanisms, all at epsilon 8."""
     client = audited_settings(SHORT | {"clients": 10}).setting
     given = CLIENTS | {"trust": "server", "clients": 100, "clients_per_round": 30}
@@ -81,7 +81,7 @@ def settings() -> dict[str, Setting]:
     }
 
 
-def failed(made: Setting, plant: str | None, games: tuple[str, ...]) -> str:
+def failed(made: AuditSetting, plant: str | None, games: tuple[str, ...]) -> str:
     """Names of the checks that fail."""
     chosen = [game for game in games_of(made, 0) if game.name in games]
     with planted(plant, clients=made.stated.members):

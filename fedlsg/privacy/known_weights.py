@@ -1,5 +1,5 @@
-"""Digests of weights that this user's steps and runs have trained, for later processes: in what
-file ever these weights come in, they are known as trained on somebody's rows.
+"""Digests of weights that this user's steps and runs have trained, for later processes:
+they are known as trained on somebody's rows, in any file.
 
 The list is one of its user's own (``user_lists``). ``trained_weights`` is the same within one
 process, and has the digests. Weights of other users and machines are not recognised.

@@ -33,7 +33,7 @@ from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenize
 from fedlsg.simulations.models.plain_torch import loader_of
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
-from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import remember_weights
 from fedlsg.simulations.planning.trust import allow_code
 from fedlsg.simulations.report.drawing.chart import Chart, keys
 from fedlsg.simulations.report.page_of_run.run_charts import course

@@ -48,7 +48,7 @@ from fedlsg.simulations.planning.earlier_runs.continuity import (
     refuse_lost_checkpoint,
     settings_further,
 )
-from fedlsg.simulations.planning.earlier_runs.known_weights import remember_weights
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import remember_weights
 from fedlsg.simulations.planning.plan import Plan, planned_epsilon
 from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
 from fedlsg.simulations.report.page_of_run.client_table import ON_TERMINAL, client_table

@@ -64,8 +64,8 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What the server announces about a round, in addition to the weights. No field has a default:
-    whoever makes one says everything.
+    """What the server announces about a round, in addition to the weights. No field has a default,
+    so that no value can be forgotten.
 
     ``updates``: server updates so far.
     ``isolation``: the level at which all clients run the code of the model.

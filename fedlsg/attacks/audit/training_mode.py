@@ -16,9 +16,9 @@ from jaxtyping import Float
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from fedlsg.attacks.audit.check import SIGNIFICANCE, Check
-from fedlsg.attacks.audit.setting import step_weights
-from fedlsg.attacks.audit.unit_mode import log_ratios
+from fedlsg.attacks.audit.checks.check import SIGNIFICANCE, Check
+from fedlsg.attacks.audit.played.setting import step_weights
+from fedlsg.attacks.audit.played.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients import Batch
 from fedlsg.gradients.isolation import per_example_gradients

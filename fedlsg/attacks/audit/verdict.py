@@ -26,8 +26,8 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     subsampled,
 )
-from fedlsg.attacks.audit.check import Check
-from fedlsg.attacks.audit.stated import Delta, Epsilon, SampleRate, Stated, Steps
+from fedlsg.attacks.audit.checks.check import Check
+from fedlsg.attacks.audit.played.stated import Delta, Epsilon, SampleRate, Stated, Steps
 from fedlsg.attacks.metrics import Rate, auc
 from fedlsg.config import Setting, check_declared
 

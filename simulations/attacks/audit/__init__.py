@@ -15,9 +15,9 @@ from typing import Any
 
 from fedlsg import bounded
 from fedlsg.accounting import Event, compose
-from fedlsg.attacks.audit.outputs import ROWS_OF_PERSON
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.played.outputs import ROWS_OF_PERSON
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.config.units import EXAMPLE
 from fedlsg.privacy import SERVER
@@ -111,7 +111,7 @@ class Audited:
         return REPRODUCIBLE if self.reproducible else None
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> AuditSetting:
         """The shipped mechanism of this client, in the subject's frame, for every round of the
         claim.
         """
@@ -121,7 +121,7 @@ class Audited:
         if shuffled:  # the claim is that an epoch is one release with every example in it
             local = replace(local.single().at_rate(1.0), shuffled=0)
         mechanism = self.terms.mechanism(base.method.mechanism)
-        return Setting(
+        return AuditSetting(
             model=self.subject.model,
             frame=self.subject.frame,
             mechanism=mechanism,

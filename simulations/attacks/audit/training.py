@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float, Int64
 from rich.console import Console
 from torch import Tensor
 
-from fedlsg.attacks.audit.check import Check
-from fedlsg.attacks.audit.coverage import counted
-from fedlsg.attacks.audit.plants import planted
+from fedlsg.attacks.audit.checks.check import Check
+from fedlsg.attacks.audit.played.coverage import counted
+from fedlsg.attacks.audit.played.plants import planted
 from fedlsg.attacks.audit.training_mode import Payload, canary_scores, examine, payload_checks
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel

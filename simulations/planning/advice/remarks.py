@@ -40,7 +40,7 @@ from fedlsg.user_code.library import own_code
 from fedlsg.user_code.objects import restored
 
 if TYPE_CHECKING:
-    from fedlsg.attacks.audit.stated import Stated
+    from fedlsg.attacks.audit.played.stated import Stated
 
 CLAIM = (
     "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one "
@@ -157,7 +157,7 @@ def stated_of(
     base: Base, *, epsilon: float, delta: float, sample_rate: float, steps: int
 ) -> "Stated":
     """The threat model as the settings state it, with a claim, for code that checks a plan."""
-    from fedlsg.attacks.audit.stated import Stated  # a bundle for Flower has no attacks
+    from fedlsg.attacks.audit.played.stated import Stated  # a bundle for Flower has no attacks
 
     s = base.settings
     return Stated(

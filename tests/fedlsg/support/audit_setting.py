@@ -7,11 +7,11 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.accounting.certified import epsilon as epsilon_of
-from fedlsg.attacks.audit.all_checks import unit_checks
-from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.stated import Stated
-from fedlsg.attacks.audit.unit_mode import Recording, record
+from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.played.plants import planted
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.stated import Stated
+from fedlsg.attacks.audit.played.unit_mode import Recording, record
 from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
 from fedlsg.config.units import CLIENT
 from fedlsg.gradients.supported import trainable
@@ -50,7 +50,7 @@ def setting(
     steps: int = 1,
     hidden: int = 64,
     **mechanism: Any,
-) -> Setting:
+) -> AuditSetting:
     """The recipe at sigma = 1 in a frame of round 2; each payload is private alone."""
     model = mlp(hidden=hidden).float()
     own = strategies.own_settings(name)
@@ -77,7 +77,7 @@ def setting(
     )
     sigma = method.mechanism.effective_noise_multiplier(len(frame.blocks))
     stated = stated_at(sigma, sample_rate=sample_rate, steps=rounds * steps)
-    return Setting(
+    return AuditSetting(
         model=model,
         frame=frame,
         mechanism=method.mechanism,
@@ -94,7 +94,7 @@ def stated_at(sigma: float, *, sample_rate: float, steps: int, **threat: Any) ->
     return Stated(epsilon=bound.upper, **given, **threat)
 
 
-def aggregated(made: Setting, survivors: int, *, clients: int | None = None) -> Setting:
+def aggregated(made: AuditSetting, survivors: int, *, clients: int | None = None) -> AuditSetting:
     """The same where only the sum over ``survivors`` clients is private."""
     mechanism = replace(made.mechanism, noise_share=(survivors - 1) ** -0.5, colluders=1)
     stated = replace(
@@ -103,7 +103,9 @@ def aggregated(made: Setting, survivors: int, *, clients: int | None = None) -> 
     return replace(made, mechanism=mechanism, stated=stated)
 
 
-def secure(made: Setting, *, clients: int = 5, survivors: int = 4, colluders: int = 1) -> Setting:
+def secure(
+    made: AuditSetting, *, clients: int = 5, survivors: int = 4, colluders: int = 1
+) -> AuditSetting:
     """The same in secure sums of at least ``survivors`` of ``clients``."""
     sums = SumTerms(
         clients=clients,
@@ -122,7 +124,7 @@ def secure(made: Setting, *, clients: int = 5, survivors: int = 4, colluders: in
     )
 
 
-def at_client_level(made: Setting, trust: str) -> Setting:
+def at_client_level(made: AuditSetting, trust: str) -> AuditSetting:
     """The same of whole clients: in secure sums, or drawn by a trusted server at the sample
     rate.
     """
@@ -136,7 +138,7 @@ def at_client_level(made: Setting, trust: str) -> Setting:
     return secure(made, clients=6, survivors=5)
 
 
-def in_mode(mode: str, made: Setting) -> Setting:
+def in_mode(mode: str, made: AuditSetting) -> AuditSetting:
     """The setting in one of ``MODES``."""
     return {
         "client": lambda: made,
@@ -148,7 +150,7 @@ def in_mode(mode: str, made: Setting) -> Setting:
 
 
 def audit(
-    made: Setting, *, plant: str | None = None, canaries: int = 400, seed: int | None = 0
+    made: AuditSetting, *, plant: str | None = None, canaries: int = 400, seed: int | None = 0
 ) -> Verdict:
     """Record under the plant, judge without it."""
     with planted(plant, clients=made.stated.members):
@@ -156,7 +158,7 @@ def audit(
     return verdict(made, seen)
 
 
-def verdict(made: Setting, seen: Recording) -> Verdict:
+def verdict(made: AuditSetting, seen: Recording) -> Verdict:
     """The judgement of what was recorded."""
     return judge(seen.scores, seen.included, stated_claim(made.stated), unit_checks(seen, made))
 

@@ -18,17 +18,21 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     one_run_p_value,
 )
-from fedlsg.attacks.audit.check import UnitClaim
-from fedlsg.attacks.audit.noise_checks import check_tails, check_values_used_once, noise_checks
-from fedlsg.attacks.audit.setting import (
+from fedlsg.attacks.audit.checks.check import UnitClaim
+from fedlsg.attacks.audit.checks.noise_checks import (
+    check_tails,
+    check_values_used_once,
+    noise_checks,
+)
+from fedlsg.attacks.audit.checks.unit_checks import check_canaries, check_equal_units
+from fedlsg.attacks.audit.played.setting import (
     FOUND_NOISE_RATIO,
-    Setting,
+    AuditSetting,
     canaries,
     found_ratio,
     silent_rounds,
 )
-from fedlsg.attacks.audit.stated import LEAST_NOISE_ERROR, Stated, delta_of, least_noise
-from fedlsg.attacks.audit.unit_checks import check_canaries, check_equal_units
+from fedlsg.attacks.audit.played.stated import LEAST_NOISE_ERROR, Stated, delta_of, least_noise
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
 STD = 0.7
@@ -265,7 +269,7 @@ def test_whose_noise_counts():
     [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")],
     ids=str,
 )
-def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
+def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: AuditSetting):
     h = made.stated.honest
     smallest = max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h))
     assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest

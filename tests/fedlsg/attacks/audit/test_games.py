@@ -5,50 +5,50 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedlsg.attacks.audit.all_checks import unit_checks
-from fedlsg.attacks.audit.check import UnitClaim
-from fedlsg.attacks.audit.count_checks import count_checks
-from fedlsg.attacks.audit.coverage import not_covered
-from fedlsg.attacks.audit.games import Game, counts_of, games_of, play
-from fedlsg.attacks.audit.noise_checks import pass_checks
-from fedlsg.attacks.audit.plants import planted, refuse_plant
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.unit_checks import check_fresh_draws, game_checks
-from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.check import UnitClaim
+from fedlsg.attacks.audit.checks.count_checks import count_checks
+from fedlsg.attacks.audit.checks.noise_checks import pass_checks
+from fedlsg.attacks.audit.checks.unit_checks import check_fresh_draws, game_checks
+from fedlsg.attacks.audit.played.coverage import not_covered
+from fedlsg.attacks.audit.played.games import Game, counts_of, games_of, play
+from fedlsg.attacks.audit.played.plants import planted, refuse_plant
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.privacy import clipped_sum
 from fedlsg.training.client_level import AdaptiveClip
 from tests.fedlsg.support.audit_setting import MODES, OF_GAMES, in_mode, setting
 
 
-def ghosts() -> Setting:
+def ghosts() -> AuditSetting:
     """Dense, with a first weight that is large enough for ghost clipping."""
     return setting("dpsgd", rounds=2, hidden=256)
 
 
-def adaptive() -> Setting:
+def adaptive() -> AuditSetting:
     made = in_mode("server", setting(rounds=2))
     clip = AdaptiveClip(quantile=0.5, rate=0.2, count_noise=2.0, expected_clients=15.0)
     return replace(made, adaptive=clip)
 
 
-def in_named(mode: str) -> Setting:
+def in_named(mode: str) -> AuditSetting:
     own = {"ghosts": ghosts, "adaptive": adaptive}
     return own[mode]() if mode in own else in_mode(mode, setting(rounds=2))
 
 
-def failed(made: Setting, game: str, plant: str | None = None, seed: int = 0) -> set[str]:
+def failed(made: AuditSetting, game: str, plant: str | None = None, seed: int = 0) -> set[str]:
     """The checks of one game that fail."""
     with planted(plant, clients=made.stated.members):
         return accused(made, played(made, game, seed))
 
 
-def played(made: Setting, game: str, seed: int = 0) -> Game:
+def played(made: AuditSetting, game: str, seed: int = 0) -> Game:
     """What is seen of one game."""
     (chosen,) = (one for one in games_of(made, seed) if one.name == game)
     return play(made, chosen, seed, lambda: None)
 
 
-def accused(made: Setting, seen: Game) -> set[str]:
+def accused(made: AuditSetting, seen: Game) -> set[str]:
     """The checks of what was seen that fail."""
     claim = UnitClaim(
         sample_rate=made.stated.sample_rate,

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.audit import outputs
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played import outputs
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.config.units import unit_named
 from fedlsg.privacy import clipped_sum
 from fedlsg.training import client_round
 from tests.fedlsg.support.audit_setting import audit, secure, setting
 
 
-def of_patients(made: Setting, **changes) -> Setting:
+def of_patients(made: AuditSetting, **changes) -> AuditSetting:
     stated = replace(made.stated, unit="patient")
     return replace(made, unit=unit_named("patient"), stated=stated, **changes)
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from fedlsg.attacks.audit.all_checks import unit_checks
-from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.unit_mode import record
 from tests.fedlsg.support.audit_setting import MODES, OF_GAMES, audit, in_mode, secure, setting
 
 
-def small(mode: str) -> Setting:
+def small(mode: str) -> AuditSetting:
     """Two rounds: what plants change is found by checks, and few canaries are enough for them."""
     return in_mode(mode, setting(rounds=2))
 
 
-def fits(plant: str, made: Setting) -> bool:
+def fits(plant: str, made: AuditSetting) -> bool:
     try:
         refuse_plant(plant, made)
     except ValueError:
@@ -28,7 +28,7 @@ def turned(some: list[tuple[str, str]], by: int) -> list[tuple[str, str]]:
     return [some[(at + by) % len(some)] for at in range(len(some))]
 
 
-def failed(made: Setting, plant: str | None = None, seed: int = 0) -> set[str]:
+def failed(made: AuditSetting, plant: str | None = None, seed: int = 0) -> set[str]:
     """The checks that fail; the bounds take longer, and are weaker."""
     with planted(plant, clients=made.stated.members):
         seen = record(made, 10, seed=seed, games=())

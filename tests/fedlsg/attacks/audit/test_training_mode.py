@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.audit.canaries import make_canaries
-from fedlsg.attacks.audit.outputs import make_output
+from fedlsg.attacks.audit.played.canaries import make_canaries
+from fedlsg.attacks.audit.played.outputs import make_output
 from fedlsg.attacks.audit.training_mode import (
     canary_scores,
     clipped_rows,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedlsg.attacks.audit.plants import HOMES, PLANTS, planted
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.unit_mode import record, rounds_of, values_of
+from fedlsg.attacks.audit.played.plants import HOMES, PLANTS, planted
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.unit_mode import record, rounds_of, values_of
 from fedlsg.attacks.audit.verdict import judge, stated_claim
 from tests.fedlsg.support.audit_setting import (
     aggregated,
@@ -90,7 +90,7 @@ def test_plants_leave_the_shipped_path_as_it_was():
         pass
 
 
-def silent(made: Setting, rounds: int = 30) -> torch.Tensor:
+def silent(made: AuditSetting, rounds: int = 30) -> torch.Tensor:
     return values_of(
         rounds_of(made, torch.zeros(1, made.frame.kept), "silent", 0, rounds, lambda: None)
     )

@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import (
+from fedlsg.attacks.audit.played.canaries import (
     LENGTH_OVER_CLIP,
     largest_addition,
     orthonormal_rows,
     undo_block_weights,
 )
-from fedlsg.attacks.audit.injection import Units, ghost_layers, given_gradients
-from fedlsg.attacks.audit.outputs import (
+from fedlsg.attacks.audit.played.injection import Units, ghost_layers, given_gradients
+from fedlsg.attacks.audit.played.outputs import (
     GIVEN_GRADIENTS,
     Output,
     Rows,
@@ -33,7 +33,12 @@ from fedlsg.attacks.audit.outputs import (
     make_output,
     outputs_of_pass,
 )
-from fedlsg.attacks.audit.setting import MAX_CLIENT_STEPS, Setting, alike_units, most_units
+from fedlsg.attacks.audit.played.setting import (
+    MAX_CLIENT_STEPS,
+    AuditSetting,
+    alike_units,
+    most_units,
+)
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.secure_sum.discrete.grid import random_signs, unrotate, window
 from fedlsg.training.example_gradients import ExampleGradients
@@ -121,7 +126,7 @@ def stream_of(seed: int | None, *labels: str | int) -> SecretStream:
 
 
 def rounds_of(
-    setting: Setting,
+    setting: AuditSetting,
     rows: Rows | Units,
     name: str,
     seed: int | None,
@@ -146,7 +151,7 @@ def rounds_of(
     return outputs
 
 
-def games_of(setting: Setting, seed: int | None) -> list[Round]:
+def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
     """All games that the setting can play."""
     generator = public_generator(0 if seed is None else seed, "games")
     norms = torch.tensor(NORMS[-max(1, min(len(NORMS), setting.frame.kept // 2)) :])
@@ -164,7 +169,7 @@ def games_of(setting: Setting, seed: int | None) -> list[Round]:
     ]
 
 
-def _of_norms(setting: Setting, norms: Tensor, dense: Tensor) -> Iterator[Round]:
+def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[Round]:
     """All norms in one game; where a sum has fewer units than that, one after the other."""
     units = min(alike_units(setting), drawn_units(setting))
     if units >= len(norms):
@@ -179,7 +184,7 @@ def _of_norms(setting: Setting, norms: Tensor, dense: Tensor) -> Iterator[Round]
         )
 
 
-def _of_places(setting: Setting, dense: Tensor) -> Iterator[Round]:
+def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
     """Few units of one direction at the begin of a batch, of another in its middle, and of a third
     at its end: what is done to the row of one place adds up to C in every round.
 
@@ -203,7 +208,7 @@ def _of_places(setting: Setting, dense: Tensor) -> Iterator[Round]:
     )
 
 
-def _of_parts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
+def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
     """Units in parts of the coordinates: neighbours, and those at equal distances; of a secure sum
     also parts of what is added up, after the rotation.
     """
@@ -233,7 +238,7 @@ def _parts(labels: Tensor, signs: Tensor) -> Float[Tensor, "k kept"]:
     return directions
 
 
-def _of_ghosts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
+def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
     """Units that reach the clip as factors g and x of a weight, as in ghost clipping; with several
     positions their norms are computed in another way.
     """
@@ -249,7 +254,7 @@ def _of_ghosts(setting: Setting, generator: torch.Generator) -> Iterator[Round]:
             )
 
 
-def _of_passes(setting: Setting, dense: Tensor, generator: torch.Generator) -> Iterator[Round]:
+def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator) -> Iterator[Round]:
     """One of a pass's clients has the units: of small clients, whose rows fill equal slots, and of
     larger ones.
     """
@@ -279,7 +284,7 @@ def _before_rotation(ways: Tensor) -> Tensor:
     return torch.stack([unrotate(way, signs) for way in ways]).float()
 
 
-def drawn_units(setting: Setting) -> int:
+def drawn_units(setting: AuditSetting) -> int:
     """Units of one output at most, so that its batch takes as long as a batch may."""
     if most := most_units(setting):
         return most
@@ -289,7 +294,7 @@ def drawn_units(setting: Setting) -> int:
     return math.ceil(drawn / setting.stated.sample_rate)
 
 
-def sizes_of_parts(setting: Setting) -> tuple[int, int, int]:
+def sizes_of_parts(setting: AuditSetting) -> tuple[int, int, int]:
     """Parts, units in each, and rounds: as many parts as have ``PART_ERROR`` in so many units."""
     q, kept = setting.stated.sample_rate, setting.frame.kept
     noise = setting.noise_std / setting.sensitivity / sum(setting.weights)
@@ -309,7 +314,7 @@ def sizes_of_parts(setting: Setting) -> tuple[int, int, int]:
     return parts, each, max(GAME_ROUNDS, min(most, math.ceil((noise / PART_ERROR / q / each) ** 2)))
 
 
-def _most_in_part(setting: Setting, parts: int) -> int:
+def _most_in_part(setting: AuditSetting, parts: int) -> int:
     """Units of each part so that no integer of a secure sum wraps around."""
     if setting.sums is None or setting.stated.whole:
         return drawn_units(setting)
@@ -321,7 +326,7 @@ def _most_in_part(setting: Setting, parts: int) -> int:
     return max(1, most)
 
 
-def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
+def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Game:
     """All rounds of a game, and what they say."""
     long = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
     lengths = largest_addition(setting, game.directions)
@@ -356,7 +361,7 @@ def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
 
 
 def _passes(
-    setting: Setting, game: Round, units: Units, seed: int | None, tick: Tick
+    setting: AuditSetting, game: Round, units: Units, seed: int | None, tick: Tick
 ) -> tuple[Float[Tensor, "rounds kept"], Float[np.ndarray, "others kept"]]:
     """Outputs of the client with the units, whose place changes, and of the others, whose gradients
     are zero.
@@ -378,7 +383,7 @@ def _passes(
     return torch.stack(steps_with), torch.stack(others).numpy()
 
 
-def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
+def counts_of(setting: AuditSetting, seed: int | None, tick: Tick) -> Count | None:
     """The noisy counts of an adaptive clip; None without one."""
     adaptive = setting.adaptive
     if adaptive is None:
@@ -405,6 +410,6 @@ def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
     )
 
 
-def rounds_of_counts(setting: Setting) -> int:
+def rounds_of_counts(setting: AuditSetting) -> int:
     """How often ``counts_of`` reports progress."""
     return 0 if setting.adaptive is None else 2 * GAME_ROUNDS + COUNTS_OF_NOBODY

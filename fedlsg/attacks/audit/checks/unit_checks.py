@@ -4,9 +4,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import chi2, norm
 
-from fedlsg.attacks.audit.check import SIGNIFICANCE, Check, Outputs, UnitClaim
-from fedlsg.attacks.audit.games import Game
-from fedlsg.attacks.audit.movement_bound import movement_log_p
+from fedlsg.attacks.audit.checks.check import SIGNIFICANCE, Check, Outputs, UnitClaim
+from fedlsg.attacks.audit.checks.movement_bound import movement_log_p
+from fedlsg.attacks.audit.played.games import Game
 
 MAX_SQUARED_MOVE = 1.5
 """Of a direction, where the variance of its draws is stated: an excess beyond it is what

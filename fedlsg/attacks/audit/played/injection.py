@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients
 from fedlsg.gradients.formulas.ghost import worth_it
@@ -56,7 +56,7 @@ class GhostLayer:
 
 
 def ghost_layers(
-    setting: Setting, generator: torch.Generator, positions: int
+    setting: AuditSetting, generator: torch.Generator, positions: int
 ) -> dict[int, GhostLayer]:
     """The blocks that ghost clipping is there for, by their place in the frame; none where the
     shipped step does not use it.

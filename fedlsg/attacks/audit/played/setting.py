@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from scipy.special import ndtri
 from torch import nn
 
-from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.played.stated import Stated
 from fedlsg.config.units import EXAMPLE, PersonGradient, Unit
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
@@ -47,7 +47,7 @@ MOST_OF_CLIENT, LARGEST_OF_CLIENT = 256, 2**26
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Setting:
+class AuditSetting:
     """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds; and what
     is ``stated`` of it.
 
@@ -101,7 +101,7 @@ def step_weights(local: LocalTraining) -> list[float]:
     return gains(local.steps, local.momentum, local.pull)[::-1]
 
 
-def ratio(setting: Setting) -> float:
+def ratio(setting: AuditSetting) -> float:
     """The largest share of the claimed deviation that should be found: one client's noise less, or
     ``FOUND_NOISE_RATIO``.
     """
@@ -109,7 +109,7 @@ def ratio(setting: Setting) -> float:
     return max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h)) if h > 1 else FOUND_NOISE_RATIO
 
 
-def silent_rounds(setting: Setting) -> int:
+def silent_rounds(setting: AuditSetting) -> int:
     """Outputs of each of the two kinds of silence, which are looked at together, too."""
     values = (Z / (1 - ratio(setting))) ** 2 / 2
     most = MOST_VALUES // (2 * setting.frame.kept * setting.stated.members)
@@ -121,7 +121,7 @@ def found_ratio(values: int) -> float:
     return 1 - Z / math.sqrt(2 * values)
 
 
-def canaries(setting: Setting) -> int:
+def canaries(setting: AuditSetting) -> int:
     """Canaries: half in and half out, the difference of their means within FOUND_EXCESS / z."""
     stated, weight = setting.stated, sum(setting.weights)
     q, noise = stated.sample_rate, setting.noise_std / setting.sensitivity
@@ -136,14 +136,14 @@ def canaries(setting: Setting) -> int:
     return min(wanted, max(MIN_CANARIES, each * series))
 
 
-def most_units(setting: Setting) -> int | None:
+def most_units(setting: AuditSetting) -> int | None:
     """Units in one output at the most: the honest clients of a secure sum at client level; None
     without a limit.
     """
     return setting.stated.honest if setting.stated.whole and setting.sums is not None else None
 
 
-def alike_units(setting: Setting) -> int:
+def alike_units(setting: AuditSetting) -> int:
     """Equal units in one output: no more than a sum is planned for, and at client level one each
     honest client.
     """

@@ -4,20 +4,20 @@ import math
 
 import numpy as np
 
-from fedlsg.attacks.audit.check import Check, UnitClaim
-from fedlsg.attacks.audit.count_checks import count_checks
-from fedlsg.attacks.audit.noise_checks import (
+from fedlsg.attacks.audit.checks.check import Check, UnitClaim
+from fedlsg.attacks.audit.checks.count_checks import count_checks
+from fedlsg.attacks.audit.checks.noise_checks import (
     check_digits,
     grid_checks,
     noise_checks,
     pass_checks,
 )
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.unit_checks import check_canaries, check_equal_units, game_checks
-from fedlsg.attacks.audit.unit_mode import Recording
+from fedlsg.attacks.audit.checks.unit_checks import check_canaries, check_equal_units, game_checks
+from fedlsg.attacks.audit.played.setting import AuditSetting
+from fedlsg.attacks.audit.played.unit_mode import Recording
 
 
-def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
+def unit_checks(recording: Recording, setting: AuditSetting) -> tuple[Check, ...]:
     """What was recorded, held to what ``setting.stated`` lets it be."""
     claim = unit_claim(recording, setting)
     checks = [
@@ -42,7 +42,7 @@ def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def unit_claim(recording: Recording, setting: Setting) -> UnitClaim:
+def unit_claim(recording: Recording, setting: AuditSetting) -> UnitClaim:
     """The claim of the setting, at the noise that outputs have: more of it is no breach."""
     measured = math.sqrt(
         max(float(np.square(rows, dtype=np.float64).mean()) for rows in recording.silent.values())

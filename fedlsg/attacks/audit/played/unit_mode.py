@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import make_canaries
-from fedlsg.attacks.audit.coverage import counted
-from fedlsg.attacks.audit.games import (
+from fedlsg.attacks.audit.played.canaries import make_canaries
+from fedlsg.attacks.audit.played.coverage import counted
+from fedlsg.attacks.audit.played.games import (
     Count,
     Game,
     Round,
@@ -30,8 +30,14 @@ from fedlsg.attacks.audit.games import (
     rounds_of_counts,
     stream_of,
 )
-from fedlsg.attacks.audit.outputs import Output
-from fedlsg.attacks.audit.setting import Setting, alike_units, most_units, silent_rounds, spread
+from fedlsg.attacks.audit.played.outputs import Output
+from fedlsg.attacks.audit.played.setting import (
+    AuditSetting,
+    alike_units,
+    most_units,
+    silent_rounds,
+    spread,
+)
 from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
@@ -70,7 +76,7 @@ class Recording:
     paths: Counter[str]
 
 
-def ticks(setting: Setting, canaries: int, seed: int | None = None) -> int:
+def ticks(setting: AuditSetting, canaries: int, seed: int | None = None) -> int:
     """How often ``record`` reports progress."""
     outputs = len(federations(setting, canaries)) * setting.rounds
     silent = len(SILENT) * silent_rounds(setting)
@@ -78,7 +84,7 @@ def ticks(setting: Setting, canaries: int, seed: int | None = None) -> int:
     return outputs + silent + ALIKE_ROUNDS + games + rounds_of_counts(setting)
 
 
-def federations(setting: Setting, canaries: int) -> list[int]:
+def federations(setting: AuditSetting, canaries: int) -> list[int]:
     """Canaries in each series of outputs: at client level each of a secure sum's honest clients is
     one.
     """
@@ -86,7 +92,7 @@ def federations(setting: Setting, canaries: int) -> list[int]:
 
 
 def record(
-    setting: Setting,
+    setting: AuditSetting,
     canaries: int,
     *,
     seed: int | None,
@@ -111,7 +117,7 @@ def record(
 
 
 def _record(
-    setting: Setting,
+    setting: AuditSetting,
     canaries: int,
     seed: int | None,
     tick: Tick,
@@ -164,7 +170,7 @@ def _record(
 Outputs = dict[str, Float[np.ndarray, "rounds kept"]]
 
 
-def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Outputs]:
+def silence(setting: AuditSetting, seed: int | None, tick: Tick) -> tuple[Outputs, Outputs]:
     """Outputs of silent units by name; of a secure sum also as they are on the grid.
 
     There is noise seen that was drawn once: after each round's own rotation it looks fresh.
@@ -184,7 +190,7 @@ def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Ou
 
 
 def score(
-    setting: Setting, components: Float[Tensor, "rounds m"], clipped: Float[Tensor, "m kept"]
+    setting: AuditSetting, components: Float[Tensor, "rounds m"], clipped: Float[Tensor, "m kept"]
 ) -> Float[Tensor, " m"]:
     """Log likelihood ratio for one release a round; the sum of the components for several."""
     if len(setting.weights) > 1:

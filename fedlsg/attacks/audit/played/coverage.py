@@ -14,9 +14,9 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
-from fedlsg.attacks.audit.injection import ghost_layers
-from fedlsg.attacks.audit.outputs import can_pass
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played.injection import ghost_layers
+from fedlsg.attacks.audit.played.outputs import can_pass
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, per_example
 from fedlsg.noise import gaussian
@@ -36,25 +36,25 @@ class Path:
 
     name: str
     code: CodeType
-    possible: Callable[[Setting], bool]
+    possible: Callable[[AuditSetting], bool]
 
 
-def ghosts(setting: Setting) -> bool:
+def ghosts(setting: AuditSetting) -> bool:
     """Whether the step may use ghost clipping."""
     return bool(ghost_layers(setting, public_generator(0), 1))
 
 
-def of_examples(setting: Setting) -> bool:
+def of_examples(setting: AuditSetting) -> bool:
     """Whether clients clip single examples."""
     return not setting.stated.whole and not setting.unit.persons
 
 
-def path(name: str, function: Any, possible: Callable[[Setting], bool]) -> Path:
+def path(name: str, function: Any, possible: Callable[[AuditSetting], bool]) -> Path:
     """The path of a function or method."""
     return Path(name=name, code=function.__code__, possible=possible)
 
 
-def device(setting: Setting) -> str:
+def device(setting: AuditSetting) -> str:
     """The kind of device that the steps are on."""
     return next(setting.model.parameters()).device.type
 
@@ -124,6 +124,6 @@ def counted() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
         sys.setprofile(before)
 
 
-def not_covered(setting: Setting, counts: Counter[str]) -> tuple[str, ...]:
+def not_covered(setting: AuditSetting, counts: Counter[str]) -> tuple[str, ...]:
     """The paths that a run of the setting may take, and that did not run."""
     return tuple(p.name for p in PATHS if p.possible(setting) and not counts[p.name])

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from fedlsg.attacks.audit.check import UnitClaim
+from fedlsg.attacks.audit.checks.check import UnitClaim
 
 SLOPES = np.linspace(0.05, 12.0, 240)
 """Of the exponentials that ``movement_log_p`` tries, in 1 / standard error."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played.setting import AuditSetting
 
 LENGTH_OVER_CLIP = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -31,7 +31,7 @@ class Canaries:
     clipped: Float[Tensor, "m kept"]
 
 
-def make_canaries(setting: Setting, count: int, generator: torch.Generator) -> Canaries:
+def make_canaries(setting: AuditSetting, count: int, generator: torch.Generator) -> Canaries:
     """``count`` canaries for one client, or for one sum of clients, whose clipped gradients are
     orthogonal.
 
@@ -97,7 +97,9 @@ def energy_shares(sizes: Sequence[int], count: int) -> list[float]:
     return [min(cap, level) for cap in caps]
 
 
-def undo_block_weights(setting: Setting, rows: Float[Tensor, "k kept"]) -> Float[Tensor, "k kept"]:
+def undo_block_weights(
+    setting: AuditSetting, rows: Float[Tensor, "k kept"]
+) -> Float[Tensor, "k kept"]:
     """Gradients that are these rows once the blocks' weights are on them; an update is clipped as
     it was sent.
     """
@@ -108,7 +110,9 @@ def undo_block_weights(setting: Setting, rows: Float[Tensor, "k kept"]) -> Float
     return torch.cat([part / b.weight for part, b in zip(parts, blocks, strict=True)], 1)
 
 
-def largest_addition(setting: Setting, directions: Float[Tensor, "k kept"]) -> Float[Tensor, " k"]:
+def largest_addition(
+    setting: AuditSetting, directions: Float[Tensor, "k kept"]
+) -> Float[Tensor, " k"]:
     """The most that a unit of any norm may add in these directions: C, or what is left of each
     block's C.
     """

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import chi2
 
-from fedlsg.attacks.audit.check import SIGNIFICANCE, Check, Outputs, UnitClaim
-from fedlsg.attacks.audit.games import Count
-from fedlsg.attacks.audit.movement_bound import movement_log_p
-from fedlsg.attacks.audit.noise_checks import check_no_repeats
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.checks.check import SIGNIFICANCE, Check, Outputs, UnitClaim
+from fedlsg.attacks.audit.checks.movement_bound import movement_log_p
+from fedlsg.attacks.audit.checks.noise_checks import check_no_repeats
+from fedlsg.attacks.audit.played.games import Count
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.training.client_level import COUNT_SENSITIVITY
 
 
-def count_checks(silent: Mapping[str, Outputs], count: Count, setting: Setting) -> list[Check]:
+def count_checks(silent: Mapping[str, Outputs], count: Count, setting: AuditSetting) -> list[Check]:
     """The noisy count of an adaptive clip: it is a release of its own, next to the sum.
 
     Together they have the noise multiplier z with 1 / z^2 = 1 / z_sum^2 + 1 / (2 sigma_b)^2, both

@@ -1,5 +1,5 @@
-"""Digests of weights that a run has trained, for later processes: in what file ever these weights
-come in, they are known as trained on the rows of the run (``fedlsg.privacy.known_weights``).
+"""Digests of weights that a run has trained, for later processes: these weights are known as
+trained on the rows of the run, in any file (``fedlsg.privacy.known_weights``).
 """
 
 from collections.abc import Iterator

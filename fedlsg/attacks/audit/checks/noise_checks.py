@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import beta, binom, chi2, kstest, norm, poisson
 
-from fedlsg.attacks.audit.check import SIGNIFICANCE, Check, Outputs
-from fedlsg.attacks.audit.games import Game
-from fedlsg.attacks.audit.setting import Setting, found_ratio
+from fedlsg.attacks.audit.checks.check import SIGNIFICANCE, Check, Outputs
+from fedlsg.attacks.audit.played.games import Game
+from fedlsg.attacks.audit.played.setting import AuditSetting, found_ratio
 
 SHAPE_SAMPLE = 100_000
 """Values at most whose distribution is compared with the normal one."""
@@ -69,7 +69,7 @@ def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]
     return [replace(check, name=f"{check.name}, on the grid") for check in checks]
 
 
-def pass_checks(games: Sequence[Game], setting: Setting) -> list[Check]:
+def pass_checks(games: Sequence[Game], setting: AuditSetting) -> list[Check]:
     """Outputs of clients that share a pass with another one's units are noise, as if alone: where
     only a sum is private, each client's share of its noise.
     """

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.audit.injection import ghost_layers
-from fedlsg.attacks.audit.outputs import can_pass
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played.injection import ghost_layers
+from fedlsg.attacks.audit.played.outputs import can_pass
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.config.mechanisms import gaussian
 from fedlsg.gradients import GhostGradients
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
@@ -35,8 +35,8 @@ HOMES = {
     "add_noise": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
     "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
     "clipped_sum": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
-    "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.outputs"),
-    "plan_release": ("fedlsg.attacks.audit.outputs",),
+    "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.played.outputs"),
+    "plan_release": ("fedlsg.attacks.audit.played.outputs",),
     "rotate": ("fedlsg.secure_sum.discrete.sum_release",),
     "gaussian": ("fedlsg.training.client_level",),
     "clipped_sums": ("fedlsg.training.one_pass",),
@@ -416,7 +416,7 @@ ONLY_DRAWN = (
     "doubled-rate",
     "one-draw-for-all",
 )
-PARTLY: dict[str, tuple[Callable[[Setting], bool], str]] = {
+PARTLY: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
     **dict.fromkeys(
         ("no-clip-in-passes", "neighbour-in-pass"),
         (can_pass, "clients that share a pass: take trust=client and local_steps=1"),
@@ -443,7 +443,7 @@ PARTLY: dict[str, tuple[Callable[[Setting], bool], str]] = {
 """Mistakes of what only some settings have."""
 
 
-def refuse_plant(name: str | None, setting: Setting) -> None:
+def refuse_plant(name: str | None, setting: AuditSetting) -> None:
     """Raise ValueError for a mistake that what is audited cannot have: nothing would be planted."""
     if name is None:
         return

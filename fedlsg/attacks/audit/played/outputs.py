@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.injection import Units, given_gradients, refuse_loss
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.played.injection import Units, given_gradients, refuse_loss
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.gradients import check
 from fedlsg.privacy import Mechanism, poisson_batch
 from fedlsg.randomness import SecretStream
@@ -67,7 +67,7 @@ class Output(NamedTuple):
 
 
 def make_output(
-    setting: Setting,
+    setting: AuditSetting,
     rows: Rows | Units,
     draw: Draw,
     round: int,
@@ -98,7 +98,7 @@ def make_output(
 
 
 def _sent_sum(
-    setting: Setting,
+    setting: AuditSetting,
     rows: Rows | Units,
     draw: Draw,
     client: int,
@@ -133,7 +133,7 @@ def _sent_sum(
 
 
 def _sent_update(
-    setting: Setting, update: Tensor, noise: SecretStream, add: AddNoise | None
+    setting: AuditSetting, update: Tensor, noise: SecretStream, add: AddNoise | None
 ) -> Tensor:
     """What a client sends whose local training ends with this update."""
     sent: Tensor = client_update(
@@ -150,13 +150,13 @@ def _sent_update(
     return sent.cpu()
 
 
-def batch_of(setting: Setting, rows: Rows | Units, positions: Tensor) -> tuple[Tensor, Tensor]:
+def batch_of(setting: AuditSetting, rows: Rows | Units, positions: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of these units, one for each copy of an example, as inputs of a batch."""
     chosen = rows[positions].repeat_interleave(setting.local.multiplicity, 0)
     return chosen, torch.zeros(len(chosen))
 
 
-def can_pass(setting: Setting) -> bool:
+def can_pass(setting: AuditSetting) -> bool:
     """Whether clients of a run may share a pass (``fedlsg.training.one_pass``)."""
     return (
         setting.sums is None
@@ -166,7 +166,7 @@ def can_pass(setting: Setting) -> bool:
     )
 
 
-def _step_inputs(setting: Setting, rows: Units, gradients: ExampleGradients) -> StepInputs:
+def _step_inputs(setting: AuditSetting, rows: Units, gradients: ExampleGradients) -> StepInputs:
     return StepInputs(
         model=setting.model,
         batch=lambda positions: batch_of(setting, rows, positions),
@@ -184,7 +184,7 @@ def _step_inputs(setting: Setting, rows: Units, gradients: ExampleGradients) -> 
 
 
 def outputs_of_pass(
-    setting: Setting,
+    setting: AuditSetting,
     clients: Sequence[Units],
     streams: Sequence[Mapping[str, SecretStream]],
     gradients: ExampleGradients,
@@ -218,7 +218,7 @@ def outputs_of_pass(
     ]
 
 
-def _trusted_server(setting: Setting, rows: Rows | Units, draw: Draw) -> Output:
+def _trusted_server(setting: AuditSetting, rows: Rows | Units, draw: Draw) -> Output:
     """What a server that draws the clients releases of a round."""
     drawn = poisson_batch(len(rows), setting.unit.sample_rate, draw("clients"))
     batch = setting.local.expected_batch
@@ -233,7 +233,7 @@ def _trusted_server(setting: Setting, rows: Rows | Units, draw: Draw) -> Output:
     return Output(total.float(), clip_norm=clip_norm)
 
 
-def _planned_release(setting: Setting) -> Release | None:
+def _planned_release(setting: AuditSetting) -> Release | None:
     """The plan of a secure sum; None where values are sent as they are."""
     if setting.sums is None:
         return None
@@ -251,7 +251,7 @@ def _add_on_grid(
 
 
 def _seen_of_sum(
-    setting: Setting, sent: Sequence[Tensor], release: Release | None, round: int
+    setting: AuditSetting, sent: Sequence[Tensor], release: Release | None, round: int
 ) -> Output:
     """What is left of the sum once the reader has taken off what it knows."""
     honest = setting.stated.honest
