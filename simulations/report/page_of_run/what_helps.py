@@ -110,9 +110,9 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
     if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
         yield "Away from guessing", f"{line[:1].upper()}{line[1:]}."
     else:  # the curve of a run that guesses says nothing
+        yield from _sends_more(result, against)
         yield from () if loss is None else _of_the_end(result, loss)
         yield from _peak(result)
-        yield from _sends_more(result, against)
         yield from _noise(result)
     yield from _budget(result)
     yield from _clients(result)

@@ -42,6 +42,7 @@ a { color: var(--link); }
 .tiles .note { display: block; }
 .meters { list-style: none; padding: 0; margin: 1.2rem 0; max-width: 50rem; display: grid; gap: .8rem; }
 .meters li { display: grid; grid-template-columns: auto 1fr; gap: .1rem 1rem; align-items: baseline; }
+.option { white-space: nowrap; }
 .meters .name { font-weight: 600; white-space: nowrap; }
 .meters .note { text-align: right; }
 .meters progress { grid-column: 1 / -1; grid-row: 2; width: 100%; height: .7rem; accent-color: var(--link); }

@@ -9,6 +9,7 @@ scroll by keyboard.
 import base64
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from fedlsg.simulations.report.pages.style import CSS
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
 SECTIONS = 3
 """Titled sections from which on a page has a list of them at its top."""
@@ -68,7 +70,15 @@ def _template() -> "Template":
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["options"] = options_whole
     return environment.from_string(PAGE)
+
+
+def options_whole(words: str) -> "Markup":
+    """Text whose options of commands, such as ``--rounds``, no browser breaks after a hyphen."""
+    from markupsafe import Markup, escape
+
+    return Markup(OPTION.sub(r"<span class='option'>\1</span>", str(escape(words))))
 
 
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
@@ -105,6 +115,7 @@ def scripts(*, drawn: bool) -> tuple[str, ...]:
     return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files)
 
 
+OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*)")
 HALF = 16
 """Letters of a cell that leave room for its name in half of a card on a phone."""
 SPARK = (96, 22)
@@ -207,12 +218,12 @@ PAGE = """<!DOCTYPE html>
 </body>
 </html>"""
 PARTS = {
-    "text": """<p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words }}</p>
+    "text": """<p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words | options }}</p>
 """,
     "facts": """{% if part.title %}<h3>{{ part.title }}</h3>{% endif %}
 <dl>
 {% for name, words in part.rows %}
-<dt>{{ name }}</dt><dd>{{ words }}</dd>
+<dt>{{ name }}</dt><dd>{{ words | options }}</dd>
 {% endfor %}
 </dl>
 """,
