@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.engines.cluster import processors
+from fedlsg.simulations.engines.cluster import gets_place, processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
 from fedlsg.simulations.planning.base.clients import poisson_rate
 from fedlsg.simulations.planning.plan import Plan
@@ -44,10 +44,16 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
     s = plan.settings
     if s.engine != "auto":
         return plan, ""
-    if joins_cluster() or in_use():
+    if joins_cluster():
         return _with(plan, "ray"), f"there is a Ray to join ({HERE})"
     if asked := [name for name in OF_RAY if getattr(s, name) != RUN[name].default]:
         return _with(plan, "ray"), f"{asked[0]} is given ({HERE})"
+    if in_use():
+        if gets_place(s.client_cpus):
+            return _with(plan, "ray"), f"this process uses Ray already ({HERE})"
+        return _with(plan, "local"), (
+            "the Ray of this process has no free processor (engine=ray waits for one)"
+        )
     try:
         here = seconds_of(plan)
     # an estimate refuses no run: the model was measured on the whole test split before

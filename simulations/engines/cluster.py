@@ -58,6 +58,8 @@ STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
 START_SECONDS = 300.0
 """Longest wait for Ray, and for a worker of it: for its first pile it loads the data as well."""
+PLACE_SECONDS = 2.0
+"""How long the places of workers that have ended may stay taken."""
 LOOK_SECONDS = 2.0
 """Between two looks whether Ray is still there, and whether it has grown."""
 KEPT = "every finished round is kept"
@@ -341,6 +343,20 @@ def fitting(cpus: float, gpus: float) -> int:
     return sum(
         int(min(r.get("CPU", 0) / cpus, r.get("GPU", 0) / gpus if gpus else 1e9)) for r in resources
     )
+
+
+def gets_place(cpus: float) -> bool:
+    """Whether the Ray that this process uses has so many processors free, or has them soon:
+    workers that end leave their places some time later.
+    """
+    import ray
+
+    latest = time.monotonic() + PLACE_SECONDS
+    while ray.available_resources().get("CPU", 0) < cpus:
+        if time.monotonic() >= latest:
+            return False
+        time.sleep(STEP_SECONDS)
+    return True
 
 
 def short_base() -> str:

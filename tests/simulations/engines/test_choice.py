@@ -65,6 +65,18 @@ def test_a_ray_to_join_is_joined(plan, monkeypatch):
     assert said(plan)[0] == "ray"
 
 
+def test_the_ray_of_this_process_is_used_where_it_has_a_place(plan, monkeypatch):
+    """A run that waits for processors that somebody else keeps would wait for ever."""
+    monkeypatch.setattr(choice, "in_use", lambda: True)
+    monkeypatch.setattr(choice, "gets_place", lambda cpus: True)
+    assert said(plan)[0] == "ray"
+    monkeypatch.setattr(choice, "gets_place", lambda cpus: False)
+    assert said(plan) == (
+        "local",
+        "the Ray of this process has no free processor (engine=ray waits for one)",
+    )
+
+
 def of(plan: Plan, model) -> float:
     other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
     return multiplications(replace(plan, workload=other))

@@ -192,3 +192,9 @@ def _stops_after_six(honest):
             raise KeyboardInterrupt
 
     return on_round
+
+
+def test_a_place_is_looked_for_before_a_ray_of_this_process_is_chosen(on_ray, monkeypatch):
+    monkeypatch.setattr(cluster, "PLACE_SECONDS", 0.3)
+    assert cluster.gets_place(0)
+    assert not cluster.gets_place(cluster.processors() + 1)

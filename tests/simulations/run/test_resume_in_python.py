@@ -24,7 +24,8 @@ def call(out, **given):
     """The call of the documentation: no method, no rounds, no rates."""
     own = {"model": build, "train": TRAIN, "test": TEST, "loss": torch.nn.CrossEntropyLoss()}
     own = {} if "workload" in given else own
-    return fedlsg.simulate(**{**own, "out": out, "clients": 2, "quiet": True, **given})
+    plain = {"out": out, "clients": 2, "quiet": True, "engine": "local"}
+    return fedlsg.simulate(**{**own, **plain, **given})
 
 
 def stop_after_one(row):
