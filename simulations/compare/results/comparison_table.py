@@ -7,7 +7,6 @@ paired by seed, and whether it may be chance.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from fedlsg.config.units import EXAMPLE, unit_named
@@ -54,7 +53,7 @@ FILED = [
     *("uplink_bytes_total", "downlink_bytes_total", "transfer_seconds", "wall_seconds"),
     "training_seconds",
     *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
-    *("epsilon_with_choosing", "delta_with_choosing"),
+    *("epsilon_with_choosing", "delta_with_choosing", "uplink_wire_per_client_round"),
 ]
 """The last columns of every table.csv."""
 OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
@@ -62,13 +61,11 @@ OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
 DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
     (
         *("rank", "sparsity", "rho", "behind", "over_linear_probe", "transfer_seconds"),
-        "epsilon_with_choosing",
+        *("uplink_wire_per_client_round", "epsilon_with_choosing"),
     ),
     "--",
 )
 """A page leaves out a column that says this of every line, by its name in table.csv."""
-CROWDED = 2
-"""Columns beyond this place are optional only where settings are varied."""
 
 
 def varied_names(table: pd.DataFrame) -> list[str]:
@@ -115,6 +112,7 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
         Column("over probe", "over_linear_probe", lambda share: f"{100 * share:+.1f}", optional=7),
         Column("uplink", "uplink_bytes_per_client_round", human_bytes, optional=5, best="least"),
         Column("saved", "saved_ratio", "{:.1f}x".format, optional=3, best="most"),
+        Column("wire", "uplink_wire_per_client_round", human_bytes, optional=1),
         Column("transfer, s", "transfer_seconds", ".3g", best="least"),
         Column("training, s", "training_seconds", ".3g", optional=1),
     ]
@@ -124,10 +122,6 @@ def comparison_table(table: pd.DataFrame) -> Table:
     """One row a line, in groups of one epsilon target, without columns that say nothing."""
     rows = list(table.itertuples())
     columns = informative(columns_of(table), rows)
-    if not set(varied_names(table)) - OWN:
-        columns = [
-            replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns
-        ]
     colours = looks(list(zip(table.method, table.name, strict=True)))
     return make_table(
         columns,
@@ -211,7 +205,7 @@ def notes(table: pd.DataFrame) -> list[str]:
         TIE_NOTE: any(table.behind.notna()),
         **_of_one_seed(table),
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
-        "dense update.": True,
+        "dense update; wire: the uplink with what its message adds.": True,
         **{unit.meaning: bool(unit.level) for unit in map(unit_named, table.unit.unique())},
         "The best of these settings is chosen on these rows: fedlsg compare --search chooses on "
         "other rows.": any(table.varied),

@@ -44,7 +44,8 @@ RIVALS = ["task", "epsilon_target", "unit", "trust", "delta", "private"]
 """What lines have in common that are compared with each other."""
 NUMBERS = [
     *MEANS,
-    *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense", "messages"),
+    *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense"),
+    *("uplink_bytes_wire", "messages"),
 ]
 Line = Any
 """A row of the table, of ``itertuples``."""
@@ -104,6 +105,9 @@ def lines(
         epsilon_max=by.epsilon_max.max(),
         epsilon_outside=by.epsilon_outside.max().where(complete.epsilon_outside),
         uplink_bytes_per_client_round=_ratio(sums.uplink_bytes, sums.messages),
+        uplink_wire_per_client_round=_ratio(
+            sums.uplink_bytes_wire.where(complete.uplink_bytes_wire), sums.messages
+        ),
         saved_ratio=_ratio(sums.uplink_bytes_dense, sums.uplink_bytes),
         saved_both=_ratio(
             sums.uplink_bytes_dense + sums.downlink_bytes_dense,
@@ -272,6 +276,7 @@ def _row(run: Result) -> dict[str, Any]:
         "level": unit.level,
         "delta": settings.get("delta"),
         "rho": summary.get("rho"),
+        "uplink_bytes_wire": summary.get("uplink_bytes_wire"),
         "training_seconds": summary.get("seconds", {}).get("training"),
         "messages": run.messages,
     }

@@ -38,7 +38,7 @@ COLUMNS = [
     *("over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio", "uplink_bytes_total"),
     *("downlink_bytes_total", "transfer_seconds", "wall_seconds", "training_seconds"),
     *("behind", "behind_standard_error", "paired_seeds", "may_be_best"),
-    *("epsilon_with_choosing", "delta_with_choosing"),
+    *("epsilon_with_choosing", "delta_with_choosing", "uplink_wire_per_client_round"),
 ]
 """A promise to users: none goes, and none changes its place."""
 
@@ -66,7 +66,14 @@ def test_a_line_by_hand():
     assert number["epsilon_max"] == pytest.approx(3 - 0.001)  # the largest of its runs
     assert number["uplink_bytes_per_client_round"] == 100
     assert number["saved_ratio"] == 4
+    assert line["uplink_wire_per_client_round"] == "", "these runs did not count it"
     assert number["wall_seconds"] == pytest.approx(11)
+
+
+def test_the_wire_is_that_of_a_client_and_round():
+    sent = {"uplink_bytes_wire": 50_000}
+    (line,) = rows([changed(result(0.8, seed=seed), **sent) for seed in range(2)])
+    assert float(line["uplink_wire_per_client_round"]) == 50_000 / result(0.8).messages
 
 
 def test_a_number_that_one_run_lacks_is_no_mean_of_the_others():
