@@ -42,6 +42,8 @@ STYLES = {
 }
 WIDE_SPACES, NARROW_SPACES = 2, 1
 """Spaces between columns."""
+FROZEN_LINES = 4
+"""Lines that frozen parameters may take in a list of layers."""
 
 
 def terminal_table(table: Table, width: int) -> Group:
@@ -165,18 +167,27 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
     Layers that differ in their number only share one line. If their masks keep different numbers of
     values, it has their sum.
 
-    A name that is too long for the terminal continues on the next line: names often differ at their
-    end only.
+    Frozen parameters are one line together if they would be more than FROZEN_LINES: a pretrained
+    model under LoRA has dozens of them. A name that is too long for the terminal continues on the
+    next line: names often differ at their end only.
     """
     table = View(box=None, padding=(0, 2, 0, 0))
     table.add_column("parameter", overflow="fold")
     for column in ("shape", "travels"):
         table.add_column(column, no_wrap=True)
     table.add_column("values sent", justify="right", no_wrap=True)
-    for row in group_layers(layers):
+    rows = group_layers(layers)
+    frozen = [row for row in rows if row.travel == "frozen"]
+    folded = len(frozen) > FROZEN_LINES
+    for row in rows:
+        if folded and row.travel == "frozen":
+            continue
         times = f"{row.count} x " if row.count > 1 else ""
         sent = _values_sent(row)
         table.add_row(row.name, f"{times}{' x '.join(map(str, row.shape))}", row.travel, sent)
+    if folded:
+        tensors, entries, _ = totals(frozen)["frozen"]
+        table.add_row(f"{tensors} parameters", f"{entries:,} values", "frozen", "-")
     sums = totals(layers)
     before = sum(values for _, _, values in sums.values())
     after = sum(row.count * row.values if row.sent is None else row.sent for row in layers)

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedlsg.carriers import LayerRow
+from fedlsg.carriers.parameter_layout import Travel
 from fedlsg.simulations.report.terminals import progress
-from fedlsg.simulations.report.terminals.terminal import summary_table
+from fedlsg.simulations.report.terminals.terminal import (
+    FROZEN_LINES,
+    layers_shown,
+    summary_table,
+)
 from fedlsg.simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {
@@ -189,3 +195,20 @@ def test_an_estimate_is_printed_only_where_two_paces_agree(seconds, said, monkey
     estimates = [line for line in text.getvalue().splitlines() if line.startswith("estimate:")]
     assert len(estimates) == (said is not None)
     assert all(f"about {said}" in line for line in estimates), estimates
+
+
+def layer(name: str, travel: Travel) -> LayerRow:
+    return LayerRow(name=name, shape=(4, 3), travel=travel, values=0 if travel == "frozen" else 12)
+
+
+@pytest.mark.parametrize("count", [FROZEN_LINES, FROZEN_LINES + 1])
+def test_many_frozen_parameters_are_one_line(count, capsys):
+    names = [f"body_{letter}.weight" for letter in "abcdefgh"[:count]]
+    rows = [layer("head.weight", "dense"), *(layer(name, "frozen") for name in names)]
+    Console(width=100).print(layers_shown(rows))
+    text = capsys.readouterr().out
+    assert "head.weight" in text
+    assert f"total: 1 dense, {count} frozen; 12 values sent" in text
+    folded = count > FROZEN_LINES
+    assert all((name in text) is not folded for name in names)
+    assert (f"{count} parameters  {12 * count} values  frozen" in text) is folded
