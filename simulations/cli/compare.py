@@ -34,8 +34,8 @@ ON = (
     "held-out (costs privacy, and says how much)."
 )
 SAMPLER = (
-    "With --search: tpe (default) or random, by Optuna; grid, every combination of lists, needs "
-    "nothing."
+    "With --search: tpe or random, by Optuna; grid, every combination of lists, needs nothing. "
+    "Without it: grid for lists of at most 20 combinations, else tpe."
 )
 MOVED = (
     "fedlsg tune is now fedlsg compare --search. For the same job give the method, the rows and "

@@ -22,6 +22,7 @@ The file:
     direction = "bottom"
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -39,6 +40,8 @@ from fedlsg.simulations.planning.client_noise import client_terms
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.settings.rule_checker import idle
 from fedlsg.simulations.settings.settings import (
+    FACTOR,
+    RATE,
     RUN,
     Settings,
     all_settings,
@@ -186,6 +189,13 @@ def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
     for name, option in AXES.items():
         if name in table:
             raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
+    multiples = [str(one) for one in table.get(RATE, ()) if re.fullmatch(FACTOR, str(one))]
+    if multiples:
+        raise ValueError(
+            f"multiples of the rule's {RATE} ({', '.join(multiples)}) are searched, each method "
+            f'from its own: --search "{RATE}={",".join(multiples)}"; --vary {RATE}= takes numbers, '
+            "which turn the rule off"
+        )
     known = declarations(table)
     found = {
         name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name])

@@ -7,10 +7,11 @@ cost_of_choosing  rows of the trials, and the epsilon of choosing by them
 search_files      files, figures and page
 """
 
+import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from fedlsg.simulations.compare.search.cost_of_choosing import (
 )
 from fedlsg.simulations.compare.search.pickers import (
     SAMPLERS,
+    STUDIES,
     GridPicker,
     MethodStudy,
     Picker,
@@ -47,7 +49,14 @@ from fedlsg.simulations.compare.search.pickers import (
     grid_points,
     open_storage,
 )
-from fedlsg.simulations.compare.search.space import in_numbers, kept_of_rule, make_spaces, read_spec
+from fedlsg.simulations.compare.search.space import (
+    Choices,
+    Dimension,
+    in_numbers,
+    kept_of_rule,
+    make_spaces,
+    read_spec,
+)
 from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.report.terminals.terminal import (
@@ -86,12 +95,11 @@ def make_job(
     Raises ValueError, naming the option and the fix, for what no trial accepts.
     """
     rows = rows_of(on)
-    sampler = choose("sampler", sampler or "tpe", dict(zip(SAMPLERS, SAMPLERS, strict=True)))
+    if sampler is not None:
+        sampler = choose("sampler", sampler, dict(zip(SAMPLERS, SAMPLERS, strict=True)))
     if trials is not None and trials < 1:
         raise ValueError(f"expected --trials {trials} >= 1")
-    if sampler != "grid":
-        check_installed()
-    elif trials is not None:
+    if sampler == "grid" and trials is not None:
         raise ValueError("--sampler grid tries every combination: leave --trials out")
     if any("public_rows" in own for own in (grid.settings, *(e.settings for e in grid.entries))):
         raise ValueError("public_rows is given to the trials by the search: say it as --on")
@@ -106,6 +114,12 @@ def make_job(
         starts[label] = prepare(from_mapping(owns[label])).settings
     values = {label: values_of(start) for label, start in starts.items()}
     spaces, dropped = make_spaces(in_numbers(read_spec(search), values), grid.entries, shared)
+    path = Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()
+    if sampler is None:
+        whole = trials is None and not (path / STUDIES).exists() and are_few(spaces.values())
+        sampler = "grid" if whole else "tpe"
+    if sampler != "grid":
+        check_installed()
     arms: list[Arm] = []
     deltas, cells = [], []
     for label, space in spaces.items():
@@ -126,7 +140,6 @@ def make_job(
         cells += arm.checked(points)
         deltas.append(settings.delta)
     check_cells(cells)
-    path = Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()
     return Job(
         grid=grid,
         arms=tuple(arms),
@@ -135,6 +148,18 @@ def make_job(
         delta=min(deltas),
         folder=Folder(path),
         notices=(*left_out(refused), *dropped_lines(dropped)),
+    )
+
+
+def are_few(spaces: Iterable[Sequence[Dimension]]) -> bool:
+    """Whether each method has lists alone, with at most TRIALS combinations: then all are tried,
+    once each. A sampler would try some again, and the best of equals is the luckiest; on private
+    rows each trial costs epsilon.
+    """
+    return all(
+        all(isinstance(one, Choices) for one in space)
+        and math.prod(len(one.ends) for one in space) <= TRIALS
+        for space in spaces
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 SAMPLERS = ("tpe", "random", "grid")
-FILE = "studies.log"
+STUDIES = "studies.log"
 """The journal of all studies of a folder; Optuna's own tools read it."""
 SPACE = "space"
 """Attribute of a study: its ranges in words, so that a call with other ranges is refused."""
@@ -67,7 +67,7 @@ def open_storage(folder: Path) -> "BaseStorage":
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    file = folder / FILE
+    file = folder / STUDIES
     if file.exists():
         content = file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]

@@ -171,6 +171,7 @@ def test_every_method_is_run_with_all_combinations_of_the_settings_that_it_has()
         (["clip_norm"], {}, "expected --vary NAME=A,B,C, got 'clip_norm'"),
         (["clip_norm=1,2", "clip-norm=1,2"], {}, "--vary clip_norm is given twice"),
         (["clip_norn=1,2"], {}, "unknown setting 'clip_norn'; did you mean 'clip_norm'"),
+        (["learning_rate=x0.5,x2"], {}, '--search "learning_rate=x0.5,x2"'),
         (["clip_norm=1"], {}, "expected two values of clip_norm at least"),
         (["clip_norm=0,1"], {}, "expected 1e-30 <= clip_norm=0"),
         (["epsilon=1,3"], {}, "epsilon is an axis of its own: give it as --epsilons"),

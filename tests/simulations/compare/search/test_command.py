@@ -18,6 +18,7 @@ from fedlsg.simulations.compare.grid.cell_worker import Job as CellJob
 from fedlsg.simulations.compare.grid.cell_worker import Outcome
 from fedlsg.simulations.compare.grid.grid_file import from_toml
 from fedlsg.simulations.compare.grid.runner import Limits
+from fedlsg.simulations.compare.search import TRIALS as BY_DEFAULT
 from fedlsg.simulations.compare.search import make_job, search_command, search_files, trials
 from fedlsg.simulations.compare.search.trials import FIRST_SEED
 from fedlsg.simulations.report.words import epsilon_words
@@ -153,6 +154,29 @@ def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search)
     assert dict(untouched.settings) == {}  # a run without a search has the rule itself
     for given in (*seen, entry.settings):
         assert (given["optimizer"], given["layer_rates"], given["ema"]) == ("adam", "equal", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "given", "asked"),
+    [
+        ("learning_rate=x0.5,x1,x2", {}, 3),
+        ("learning_rate=x1,x2; clip_norm=1,2", {}, 5),  # and the values without a search
+        ("learning_rate=x1,x2; clip_norm=1,2", {"trials": 6}, 6),
+        ("learning_rate=x1,x2; clip_norm=log:1..2", {}, BY_DEFAULT),
+        ("learning_rate=" + ",".join(map(str, range(1, 23))), {}, BY_DEFAULT),
+    ],
+)
+def test_a_short_list_is_tried_once_each(ranges, given, asked, search):
+    """Ranges, long lists and a number of trials are for the sampler: the negative control."""
+    how = {"methods": ("lsg",), "trials": None, **given}
+    _, _, started = search(search=ranges, **how)
+    assert len(started) == asked
+
+
+def test_a_folder_that_a_sampler_began_goes_on_with_it(search):
+    lists = {"search": "learning_rate=x1,x2", "methods": ("lsg",)}
+    assert len(search(trials=1, **lists)[2]) == 1
+    assert len(search(trials=None, **lists)[2]) == BY_DEFAULT - 1
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
