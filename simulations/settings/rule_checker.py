@@ -225,6 +225,21 @@ def idle(s: Resolved, method: Method, given: Collection[str]) -> dict[str, str]:
     return {rule.name: rule.message(known, FACTS) for rule in reversed(rules)}
 
 
+def without_effect(values: Mapping[str, object]) -> set[str]:
+    """Names of a run's recorded settings that have no effect; a run refuses them where they are
+    given. None are known of a method that is not here.
+    """
+    settings = from_values(values)
+    codecs = codec_settings()
+    own = {name: value for name, value in settings.parameters.items() if name not in codecs}
+    try:
+        method = strategies.recipe(settings.method, **own)
+    except ValueError:
+        return set()
+    known = {**dict.fromkeys(all_settings()), **facts_of(settings, method=method)}
+    return {rule.name for rule in all_rules() if rule.idle and rule.broken(known)}
+
+
 def check_sums(s: Resolved) -> None:
     """Raise ValueError, naming the settings, if no secure sum tolerates what is given."""
     n, m, t = s.clients_per_round, s.min_survivors, s.colluders or 0

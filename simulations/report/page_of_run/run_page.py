@@ -50,6 +50,7 @@ from fedlsg.simulations.report.words import (
     privacy_line,
     run_headline,
 )
+from fedlsg.simulations.settings.rule_checker import without_effect
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
     MAY_NAME_FILES,
@@ -303,11 +304,14 @@ def _data(result: Result) -> Section:
 
 
 def command(result: Result) -> str:
-    """The ``fedlsg run`` command with these settings, without the folders of this machine."""
+    """The ``fedlsg run`` command with these settings, without the folders of this machine, and
+    without settings that have no effect, which a run refuses where they are given.
+    """
+    idle = without_effect(result.settings)
     words = ["fedlsg", "run", shown(str(result.settings["workload"]))]
     for name, given in result.settings.items():
         usual = RUN[name].default if name in RUN else None
-        if given != usual and name not in PLACES and name != "workload":
+        if given != usual and name not in {*PLACES, *idle, "workload"}:
             value = _without_folders(name, given)
             words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
@@ -319,7 +323,7 @@ def typed_command(result: Result) -> str:
     have names.
     """
     given, settings = result.start.get("given"), result.settings
-    if not given:
+    if given is None:
         return ""
     values: dict[str, Any] = {}
     for name, word in given.items():

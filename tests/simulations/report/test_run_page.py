@@ -13,6 +13,7 @@ import pytest
 from fedlsg.simulations.compare.results.collect import read_runs
 from fedlsg.simulations.compare.results.comparison_files import Comparison, page
 from fedlsg.simulations.compare.results.plots import figures
+from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.report.page_of_run.run_page import command, gap_words, run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against, quality_tiles
 from fedlsg.simulations.storage.results import Result
@@ -131,17 +132,24 @@ def test_hostile_text_stays_text(small):
 
 
 def test_the_command_of_a_run_makes_the_same_settings(small):
+    """It is taken, though a run refuses settings that have no effect."""
     from fedlsg.simulations.cli.command_line import merge
     from fedlsg.simulations.settings.settings import from_mapping
 
-    said = command(read_runs([small.path])[0]).split()
+    result = read_runs([small.path])[0]
+    said = command(result).split()
     assert said[:3] == ["fedlsg", "run", "digits"]
     assert "-c" in said
-    again = from_mapping(merge({"workload": said[2]}, said[4::2]))
+    given = merge({"workload": said[2]}, said[4::2])
+    again = prepare(from_mapping(given), given=list(given)).settings
     before = RunDir(small.path).read_config()
-    assert {k: v for k, v in vars(again).items() if k != "run_dir"} == {
-        k: v for k, v in vars(before).items() if k != "run_dir"
+    apart = ("run_dir", "auto", "parameters")
+    assert {k: v for k, v in vars(again).items() if k not in apart} == {
+        k: v for k, v in vars(before).items() if k not in apart
     }
+    assert before.parameters.items() <= again.parameters.items()
+    with pytest.raises(ValueError, match="needs partition="):  # the negative control
+        prepare(from_mapping(given), given=[*given, "alpha", "shards_per_client"])
 
 
 def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
