@@ -104,19 +104,20 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to
     ``used_rows``.
 
-    Guarantee: how an example is augmented does not depend on the client's other examples or on the
-    batch. Each draw belongs to a row of the training split. With public draws by place, one example
-    more or less would change all examples after it, and the sum would move by more than its
-    sensitivity. In a client's own data, one row less moves all rows after it: there the draws are
-    secret and independent, so it does not matter which row has which draw.
+    Guarantee: given the draws, how an example is augmented does not depend on the client's other
+    examples or on the batch. Each draw belongs to a row of the training split. A row less moves all
+    rows after it to other draws. That is harmless while draws are secret and independent: it does
+    not matter then which row has which. Draws that anybody can repeat would let one row move the
+    sum by more than its sensitivity; the test mode has them, and so has a method that claims no
+    epsilon.
     """
     s, augment, changes = base.settings, base.rows.augment, None
     if base.rows.ahead is not None:
         base.rows.ahead.workers.open()  # before secrets are drawn, which a fork would copy
     if augment is not None:
-        if isinstance(base.parts, OwnPart):
-            generator = torch.Generator().manual_seed(secrets.randbits(63))
-        else:
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        repeatable = s.reproducible or not base.method.mechanism.private
+        if repeatable and not isinstance(base.parts, OwnPart):
             generator = public_generator(s.seed, "augment", partition, round)
         changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
 

@@ -2,6 +2,7 @@
 its own.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,9 +161,9 @@ def test_texts_are_those_of_the_workload(tmp_path):
     assert torch.equal(rows.lengths, whole.train.lengths)
 
 
-def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypatch):
+def test_augmentation_of_private_rows_is_secret(images, tmp_path, monkeypatch):
     """One row less moves all rows after it: with public draws by row each of them would be
-    augmented in another way.
+    augmented in another way, and the sum would move by more than its sensitivity.
     """
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     settings = from_mapping(
@@ -182,7 +183,13 @@ def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypa
         return inputs
 
     simulated = prepare(settings)
-    assert torch.equal(drawn(simulated), drawn(simulated))
+    assert not torch.equal(drawn(simulated), drawn(simulated))
+    for public in (
+        {"reproducible": True},
+        {"parameters": {"mechanism": "none"}, "noise_multiplier": None},
+    ):
+        repeated = prepare(replace(settings, **public))
+        assert torch.equal(drawn(repeated), drawn(repeated)), "who claims no epsilon repeats them"
     own = prepare(
         settings,
         own=OwnData(client=0, read=lambda workload: workload.read(images, tmp_path / "own")),
