@@ -487,8 +487,8 @@ class PrivateStep:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """Inside, the model has the moving average of its weights, under the setting ``ema``; else
-        it is as it is.
+        """Inside, the model is in eval mode, and has the moving average of its weights under the
+        setting ``ema``. On exit it is as before.
         """
         try:
             with self._state.evaluated() as model:

@@ -203,18 +203,20 @@ class ServerState:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model that is evaluated: with the average of the weights where ServerOptimizer.ema
-        asks for one.
+        """The model that is evaluated, in eval mode: with the average of the weights where
+        ServerOptimizer.ema asks for one. On exit weights and modes are as before.
         """
-        if self.average is None:
-            yield self.model
-            return
-        current = self.weights
-        load_weights(self.model, self.average)
+        current = None if self.average is None else self.weights
+        modes = {module: module.training for module in self.model.modules()}
+        if self.average is not None:
+            load_weights(self.model, self.average)
         try:
-            yield self.model
+            yield self.model.eval()
         finally:
-            load_weights(self.model, current)
+            if current is not None:
+                load_weights(self.model, current)
+            for module, training in modes.items():
+                module.training = training
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs of the server. The public generator follows from seed

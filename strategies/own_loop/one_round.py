@@ -284,12 +284,14 @@ class Release:
 
     @contextmanager
     def _saying_planned(self) -> Iterator[None]:
-        """A BudgetError after the last planned step says first that it was the last."""
+        """A BudgetError right after the last planned step says first that it was the last; where
+        steps beyond it were within the budget, the budget alone is the reason.
+        """
         try:
             yield
         except BudgetError as error:
             planned = self.spending.steps
-            if self.state.round < planned:
+            if self.state.round != planned:
                 raise
             raise BudgetError(
                 f"all steps={planned} that the noise was planned for are taken; for more give a "

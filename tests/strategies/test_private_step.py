@@ -333,3 +333,12 @@ def test_a_step_after_the_last_one_of_a_schedule_is_taken(schedule):
         spent.append(step.epsilon())
     assert spent == sorted(spent)
     assert spent[2] > spent[1]
+
+
+def test_what_is_evaluated_is_in_eval_mode_and_trains_on_as_before():
+    step = private_step(method="dpsgd", steps=2)
+    modes = [module.training for module in step.model.modules()]
+    assert all(modes), "as it trains: the control"
+    with step.evaluated() as evaluated:
+        assert not any(module.training for module in evaluated.modules())
+    assert [module.training for module in step.model.modules()] == modes

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedlsg import strategies
-from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
 from fedlsg.simulations.report.drawing.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
 from fedlsg.simulations.report.page_of_run.client_table import client_parts
@@ -23,7 +21,12 @@ from fedlsg.simulations.report.page_of_run.tiles import (
     progress_meter,
     quality_tiles,
 )
-from fedlsg.simulations.report.page_of_run.what_helps import NOTHING, hints, lost_to_privacy
+from fedlsg.simulations.report.page_of_run.what_helps import (
+    NOTHING,
+    hints,
+    is_named,
+    lost_to_privacy,
+)
 from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.pages.figure import interactive
 from fedlsg.simulations.report.pages.page import (
@@ -54,7 +57,6 @@ from fedlsg.simulations.settings.rule_checker import without_effect
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
     MAY_NAME_FILES,
-    NAMES_OF_CODE,
     RUN,
     callbacks_with,
 )
@@ -62,7 +64,7 @@ from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, as_csv, read_run
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_error
-from fedlsg.user_code import is_reference, shown
+from fedlsg.user_code import shown
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
     typed, again = (
         Code(text=typed_command(result), note=TYPED),
-        Code(text=command(result) if _is_named(result) else "", note=AGAIN),
+        Code(text=command(result) if is_named(result) else "", note=AGAIN),
     )
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     progress = progress_meter(result)
@@ -338,7 +340,7 @@ def typed_command(result: Result) -> str:
     if "engine" in values and settings.get("engine") != "flower":
         values.pop("engine")  # it changes no number
     workload = shown(str(values.pop("workload", settings["workload"])))
-    if _is_named(result):
+    if is_named(result):
         words = ["fedlsg", "run", workload]
         for name, value in values.items():
             dashed = f"--{name.replace('_', '-')}"
@@ -358,17 +360,6 @@ def _without_folders(name: str, value: Any) -> Any:
     if not isinstance(value, str) or name not in NAME_FILES:
         return value
     return callbacks_with(value, shown) if name == "callbacks" else shown(value)
-
-
-def _is_named(result: Result) -> bool:
-    """Whether a command finds workload and method by their names: those of a script or notebook
-    have none.
-    """
-    known = (*workloads.names(), *strategies.names())
-    return all(
-        is_reference(str(result.settings[name])) or result.settings[name] in known
-        for name in NAMES_OF_CODE
-    )
 
 
 def _warnings(result: Result) -> list[str]:

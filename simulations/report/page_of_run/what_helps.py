@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.hints import guessing_line
 from fedlsg.simulations.report.page_of_run.run_charts import Curve, accuracy_curve, curves
 from fedlsg.simulations.report.words import epsilon_words, percent
+from fedlsg.simulations.settings.settings import NAMES_OF_CODE
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_error
+from fedlsg.user_code import is_reference
 
 ENOUGH = 8
 """Evaluated rounds below which a curve says nothing of its end."""
@@ -73,21 +76,45 @@ def end_of(values: Sequence[float], rounds: Sequence[int]) -> End | None:
     return End(rounds[-1] - rounds[-size - 1], fmean(before), fmean(last), error)
 
 
-def best_part(values: Sequence[float], rounds: Sequence[int]) -> tuple[int, End] | None:
-    """The last round of the lowest part of a curve, and that part next to its end; None for a short
-    curve, and where its end is the lowest part.
+class Turn(NamedTuple):
+    """The lowest part of a curve that rose since: its first and last round, and that part next to
+    the end of the curve.
+    """
+
+    first: int
+    last: int
+    since: End
+
+
+def turn_of(values: Sequence[float], rounds: Sequence[int]) -> Turn | None:
+    """Where a curve was clearly lower than at its end; None where it was not, and for a short one.
+
+    Parts of several lengths are looked at, the longest first: a long one hides a turn near the end.
     """
     if len(values) < ENOUGH:
         return None
-    size = max(2, len(values) // PART)
-    means = [fmean(values[at : at + size]) for at in range(len(values) - size + 1)]
-    best = min(range(len(means)), key=means.__getitem__)
-    if best + size > len(values) - size:
-        return None
-    before, last = values[best : best + size], values[-size:]
-    error = sum(stdev(part) ** 2 / size for part in (before, last)) ** 0.5
-    return rounds[best + size - 1], End(
-        rounds[-1] - rounds[-size - 1], means[best], means[-1], error
+    sizes = [len(values) // (PART * times) for times in (1, 2, 4)]
+    for size in [max(2, sizes[0]), *(size for size in sizes[1:] if size >= ENOUGH)]:
+        means = [fmean(values[at : at + size]) for at in range(len(values) - size + 1)]
+        best = min(range(len(means)), key=means.__getitem__)
+        if best + size > len(values) - size:
+            continue
+        before, last = values[best : best + size], values[-size:]
+        error = sum(stdev(part) ** 2 / size for part in (before, last)) ** 0.5
+        since = End(rounds[-1] - rounds[-size - 1], means[best], means[-1], error)
+        if since.rises:
+            return Turn(rounds[best], rounds[best + size - 1], since)
+    return None
+
+
+def is_named(result: Result) -> bool:
+    """Whether a command finds workload and method by their names: those of a script or notebook
+    have none, and their runs go on in Python alone.
+    """
+    known = (*workloads.names(), *strategies.names())
+    return all(
+        is_reference(str(result.settings.get(name))) or result.settings.get(name) in known
+        for name in NAMES_OF_CODE
     )
 
 
@@ -117,10 +144,11 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
     yield from _budget(result)
     yield from _clients(result)
     if result.private and against is None and result.accuracy is not None:
+        mechanism = "-c mechanism=none" if is_named(result) else 'mechanism="none"'
         yield (
             "What privacy costs",
             "The accuracy without privacy is not known here. Run the same settings without epsilon "
-            "and with -c mechanism=none, then: fedlsg report RUN --against THAT_RUN (it draws: "
+            f"and with {mechanism}, then: fedlsg report RUN --against THAT_RUN (it draws: "
             f"{PLOTS}).",
         )
     if not result.private and not result.summary.get("reproducible"):
@@ -136,10 +164,24 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
     end = end_of(loss.values, loss.rounds)
     if end is None:
         return
+    if turn := turn_of(loss.values, loss.rounds):
+        first, last, since = turn
+        yield (
+            "Fewer rounds, or smaller steps",
+            f"The loss was lowest in rounds {first} to {last} and rose since, from "
+            f"{since.before:.3g} to {since.last:.3g} (means of {since.rounds} rounds each). "
+            f"{_fewer_rounds(result)}",
+        )
+        return
     moved = f"from {end.before:.3g} to {end.last:.3g} (means of {end.rounds} rounds each)"
     if end.falls:
         rounds = 2 * int(result.summary.get("rounds", len(result.rows)))
-        budget = " --epsilon LARGER" if result.private else ""
+        if is_named(result):
+            budget = " --epsilon LARGER" if result.private else ""
+            further = f"fedlsg resume RUN --rounds {rounds}{budget}"
+        else:
+            budget = ", epsilon=LARGER" if result.private else ""
+            further = f"the same call with resume=True, rounds={rounds}{budget}"
         more = (
             " It spends more epsilon; a new run of more rounds at the same epsilon has more noise "
             "in each."
@@ -148,17 +190,7 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
         )
         yield (
             "More rounds",
-            f"The loss was still falling at the end, {moved}. Train further: fedlsg resume RUN "
-            f"--rounds {rounds}{budget}.{more}",
-        )
-        return
-    lowest = best_part(loss.values, loss.rounds)
-    if lowest is not None and lowest[1].rises:
-        best, since = lowest
-        yield (
-            "Fewer rounds, or smaller steps",
-            f"The loss was lowest until round {best} and rose since, from {since.before:.3g} to "
-            f"{since.last:.3g} (means of {since.rounds} rounds each). {_fewer_rounds(result)}",
+            f"The loss was still falling at the end, {moved}. Train further: {further}.{more}",
         )
 
 

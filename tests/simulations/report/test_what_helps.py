@@ -14,6 +14,8 @@ FALLING = [2.0 - 0.04 * at for at in range(40)]
 FLAT = [0.5 + 0.001 * (at % 3) for at in range(40)]
 RISING = [0.5 + 0.02 * at for at in range(40)]
 LAST_FALL = [0.266 + 0.1 * (1 - at / 40) ** 2 for at in range(40)]
+FELL_THEN_ROSE = [0.422 + 0.0012 * abs(245 - at) + 0.002 * (at % 3) for at in range(300)]
+"""Its last quarter is lower than the one before, and ends above its lowest rounds."""
 OVERFIT = [0.633, 0.45, 0.4, 0.385, 0.387, 0.44] + [0.59 + 0.001 * (at % 3) for at in range(34)]
 
 
@@ -51,6 +53,7 @@ USUAL = ["What privacy costs"]
         (run(FLAT), []),
         (run(FALLING[:6]), []),  # too short to say
         (run(LAST_FALL), ["More rounds"]),  # a run trained further, by 5 % in its last quarter
+        (run(FELL_THEN_ROSE), ["Fewer rounds, or smaller steps"]),
         (run(OVERFIT), ["Fewer rounds, or smaller steps"]),  # flat at its end, above its best part
         (run(method="dpsgd", rho=0.3), []),
         (run(rho=0.3), ["A method that sends more"]),
@@ -68,6 +71,16 @@ USUAL = ["What privacy costs"]
 )
 def test_a_hint_follows_from_its_numbers(made, first):
     assert said(made) == [*first, *USUAL]
+
+
+def test_a_run_of_python_goes_on_in_python():
+    command, call = run(FALLING), run(FALLING)
+    call = replace(call, settings={**call.settings, "workload": "own"})
+    (_, words), *_ = hints(command)
+    assert "fedlsg resume RUN --rounds 80 --epsilon LARGER" in words
+    (_, words), *_ = hints(call)
+    assert "the same call with resume=True, rounds=80, epsilon=LARGER" in words
+    assert "fedlsg resume" not in words
 
 
 def without_privacy(accuracy):
