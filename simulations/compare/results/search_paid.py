@@ -14,6 +14,10 @@ from fedlsg.simulations.compare.results.lines import (
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.words import counted, epsilon_words
 
+FEWEST_SEEDS = 2
+"""With so many seeds a difference is shown from 12.7 standard errors on, by Student's t."""
+CLEAR = 3.0
+"""Standard errors from which on a gain over two seeds is called one that seems to be."""
 FIGURES = 3
 """An epsilon for another run is named with so many digits."""
 
@@ -45,7 +49,10 @@ def _gain(line: Line, other: Line, at: str) -> str:
     lag = paired(other, line)  # how far the untouched settings are behind
     better = lag.behind > 0
     verdict = "gained" if better else "lost"
-    if lag.may_be_chance:
+    few = lag.seeds == FEWEST_SEEDS and better and lag.behind > CLEAR * (lag.error or math.inf)
+    if few:
+        verdict = "seems to have gained, which two seeds cannot show (give --seeds 3 or more)"
+    elif lag.may_be_chance:
         verdict = "may have gained nothing" if better else "gained nothing that these runs show"
     unit = "" if line.by_loss else " points"
     error = number_of(line, lag.error)
@@ -85,9 +92,12 @@ def _instead(line: Line, untouched: list[Line]) -> str:
     if known:
         most = max(known, key=lambda one: one.epsilon_target)
         unit = "" if most.by_loss else " %"
+        ahead = most.mean > line.mean if line.more_is_better else most.mean < line.mean
+        verdict = "the search did not pay" if ahead else "the search paid"
         return (
-            f". A run of the untouched settings at epsilon {most.epsilon_target:g}, which is no "
-            f"more, has {score_words(most)}{unit}"
+            f". One run of the untouched settings at epsilon {most.epsilon_target:g}, no more than "
+            f"choosing and runs cost together, has {score_words(most)}{unit}: by the means, "
+            f"{verdict}"
         )
     step = 10.0 ** (math.floor(math.log10(whole)) - FIGURES + 1)
     most = f"{math.floor(whole / step) * step:.{FIGURES}g}"

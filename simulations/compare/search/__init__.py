@@ -184,6 +184,7 @@ def search_and_runs(
     status, best = search_command(job, console, limits)
     if best is None or not runs:
         return status
+    print_line("these runs follow now", console)
     if limits.budget_minutes is not None:
         left = limits.budget_minutes - (time.monotonic() - began) / 60
         limits = replace(limits, budget_minutes=max(left, 1e-6))
@@ -348,7 +349,7 @@ def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
         print_note(words, console, style="bold red" if found.job.rows.private else "dim")
     print_whole(f"report  {folder / 'report.html'}", console)
     if found.command:
-        print_whole(f"run it: {found.command}", console)
+        print_whole(f"runs with the best settings  {found.command}", console)
 
 
 def final_entries(found: search_files.Found) -> list[tuple[Arm, Entry]]:

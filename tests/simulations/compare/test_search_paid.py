@@ -47,8 +47,11 @@ def made(results: list[Result], choosing: Choosing | None) -> Comparison:
 def test_one_sentence_says_whether_the_search_paid():
     """By hand: +2.8 and +1.7 points, mean 2.2, standard error 0.6; two seeds need 12.7 of them."""
     (said,) = search_paid(lines(final(), choosing=CHOSEN))
-    assert "may have gained nothing: chosen minus untouched settings is +2.2 points" in said
+    assert "gained, which two seeds cannot show (give --seeds 3 or more): chosen minus" in said
+    assert "minus untouched settings is +2.2 points" in said
     assert "(standard error 0.6, paired over 2 seeds; it may be chance)" in said
+    near = final(untouched=(0.8478, 0.8361))
+    assert "may have gained nothing: chosen" in search_paid(lines(near, choosing=CHOSEN))[0]
     sure = final(untouched=(0.7, 0.7028))
     assert "at epsilon 2 gained: chosen" in search_paid(lines(sure, choosing=CHOSEN))[0]
     worse = final(untouched=(0.95, 0.9528))
@@ -85,8 +88,11 @@ def test_an_untouched_run_of_no_more_epsilon_is_named_where_it_is_known():
     for epsilon, known in ((10.5, True), (12.0, False)):  # more than the search costs
         more = [*final(), *runs("dpsgd-untouched", (0.94, 0.939), epsilon)]
         (said,) = search_paid(lines(more, choosing=CHOSEN))
-        named = "A run of the untouched settings at epsilon 10.5, which is no more, has 94.0 ± 0.1"
+        named = "at epsilon 10.5, no more than choosing and runs cost together, has 94.0 ± 0.1 %"
         assert (named in said) == known
+        assert ("by the means, the search did not pay" in said) == known
+    paid = [*final(), *runs("dpsgd-untouched", (0.84, 0.839), 10.5)]
+    assert "by the means, the search paid" in search_paid(lines(paid, choosing=CHOSEN))[0]
 
 
 @pytest.mark.parametrize("choosing", [CHOSEN, FREE])
