@@ -48,12 +48,31 @@ CLAIM = (
     "replaced by a record without a gradient"
 )
 RHO_IS = "length of the noise in a step's mean gradient, in clip norms"
+MEASURED = "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
 RHO_MEANING = (
     "rho far below 1: noise hides little of a step, so look for accuracy in a method that sends "
-    "more values, the model or its features. About 1 or more: send fewer values, or give larger "
-    "batches or trust=secure. "
-    "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
+    "more values, the model or public features. About 1 or more: send fewer values, or give larger "
+    f"batches or trust=secure. {MEASURED}"
 )
+"""Of the runs of a comparison, which have many."""
+SHORT_RHO = 0.5
+"""Below this rho the noise of a step is short next to the clip norm."""
+
+
+def rho_words(rho: float, *, fewer: bool, secure: bool) -> str:
+    """What this rho means. ``fewer``: the method sends fewer values than the model has. ``secure``:
+    clients share the noise of a sum already.
+    """
+    if rho < SHORT_RHO:
+        methods = "a method that sends more values, " if fewer else ""
+        return (
+            f"noise hides little of a step, so look for accuracy in {methods}the model or public "
+            f"features (fedlsg docs features). {MEASURED}"
+        )
+    shared = "" if secure else " or trust=secure"
+    return (
+        f"noise hides much of a step: send fewer values, or give larger batches{shared}. {MEASURED}"
+    )
 
 
 def rho_of(plan: Plan, public: PublicState) -> float | None:
@@ -134,10 +153,12 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
     before = " before pruning" if plan.method.prune.reads_data else ""
     k = plan.settings.clients_per_round
     batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
+    kept = mean_frame(public).kept
+    whole = sum(p.numel() for p in public.model.parameters() if p.requires_grad)
+    meaning = rho_words(found, fewer=kept < whole, secure=plan.settings.trust != "client")
     return (
-        f"rho = {found:.3g}: {RHO_IS} "
-        f"({mean_frame(public).kept:,} values{before}, {k} "
-        f"{'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
+        f"rho = {found:.3g}: {RHO_IS} ({kept:,} values{before}, {k} "
+        f"{'client' if k == 1 else 'clients'}{batch})\n{meaning}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedlsg.simulations.planning.advice.remarks import RHO_MEANING
+from fedlsg.simulations.planning.advice.remarks import rho_words
 from fedlsg.simulations.report.drawing.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
 from fedlsg.simulations.report.page_of_run.client_table import client_parts
 from fedlsg.simulations.report.page_of_run.data_facts import data_facts
@@ -22,6 +22,7 @@ from fedlsg.simulations.report.page_of_run.tiles import (
     quality_tiles,
 )
 from fedlsg.simulations.report.page_of_run.what_helps import (
+    FEWER_BYTES,
     NOTHING,
     hints,
     is_named,
@@ -172,7 +173,12 @@ def _privacy(result: Result) -> list[Part]:
         said += facts_if_any(_chosen(result, ("readers",)))
     if before := started_words(result):
         said = [Text(words=before), *said]
-    rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
+    rho = list[Part]()
+    if length := result.summary.get("rho"):
+        fewer = (result.saved or 1.0) > FEWER_BYTES
+        secure = result.summary["trust"] != "client"
+        words = rho_words(length, fewer=fewer, secure=secure)
+        rho = [Text(words=f"{words[:1].upper()}{words[1:]}", style="note")]
     return [*_cards(cards), *said, *rho]
 
 

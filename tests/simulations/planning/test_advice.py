@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.advice.remarks import advice, torch_func_line
+from fedlsg.simulations.planning.advice.remarks import advice, rho_words, torch_func_line
 from fedlsg.simulations.planning.base.initial_state import InitialState
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
@@ -89,3 +89,18 @@ def test_the_line_of_a_run(monkeypatch, build, method):
         assert 0 < int(rest.split("%")[0]) < 100
     else:
         assert line is None
+
+
+@pytest.mark.parametrize(
+    ("rho", "fewer", "secure", "words", "not_said"),
+    [
+        (0.1, True, False, "a method that sends more values", "larger batches"),
+        (0.1, False, False, "the model or public features", "sends more values"),
+        (2.0, True, False, "larger batches or trust=secure", "hides little"),
+        (2.0, True, True, "larger batches", "trust=secure"),
+    ],
+)
+def test_rho_is_explained_by_its_own_size(rho, fewer, secure, words, not_said):
+    explained = rho_words(rho, fewer=fewer, secure=secure)
+    assert words in explained
+    assert not_said not in explained
