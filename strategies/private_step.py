@@ -74,7 +74,7 @@ from fedlsg.strategies.step_method import (
 )
 from fedlsg.training import Groups, together
 from fedlsg.training.server_round import widest
-from fedlsg.user_code.short_traceback import short_traceback
+from fedlsg.user_code.short_traceback import short_traceback, user_level
 
 MUCH_MORE = 2.0
 """Times the noise of the steps before, above which new steps on the same ledger are warned of."""
@@ -408,7 +408,7 @@ class PrivateStep:
             start=start,
             check=partial(check_rows, self.model, self._loss),
         )
-        self._account.spends.read(places_of(data), callers=3)
+        self._account.spends.read(places_of(data))
         return made
 
     @short_traceback
@@ -431,7 +431,7 @@ class PrivateStep:
         self._rounds.batched = self.batched
         self._rehearsals.before(rows, groups, self._terms)
         if batch is not self._read:
-            self._account.spends.read(places_of(batch, self.num_examples), callers=4)
+            self._account.spends.read(places_of(batch, self.num_examples))
             self._read = batch
         if isinstance(rows, OneByOne):
             groups = rows.groups if groups is together else rows.within(groups)
@@ -553,7 +553,7 @@ class PrivateStep:
                 f"{terms.noise_multiplier:.3g}: to go on with the old steps, call load_state_dict "
                 "with their state; for new ones, give a larger epsilon, or fewer steps",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
         return terms
 

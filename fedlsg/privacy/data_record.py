@@ -32,6 +32,7 @@ from fedlsg.accounting.population import spread
 from fedlsg.privacy.ledger_entry import Entry
 from fedlsg.privacy.totals import Totals
 from fedlsg.user_code.objects import walk
+from fedlsg.user_code.short_traceback import user_level
 
 LEAST = 10
 """A tensor that data or functions hold is data itself if it has one row for so many of theirs, or
@@ -75,11 +76,9 @@ class DataRun:
     delta: float | None
     warns: bool
 
-    def read(self, places: Sequence[Place], *, callers: int) -> None:
+    def read(self, places: Sequence[Place]) -> None:
         """Note that the run reads rows there. The second run that ``warns`` on the same rows does
         so.
-
-        ``callers``: functions from here to the user's line, which the warning names.
         """
         known = runs_on(places)
         with _LOCK:
@@ -91,7 +90,7 @@ class DataRun:
                 "same data: each epsilon is of one run alone. fedlsg.epsilon_of_data(data) is that "
                 "of all of them; ledger=PATH, one file for each data set, counts them together",
                 SpentTogetherWarning,
-                stacklevel=callers + 1,
+                stacklevel=user_level(),
             )
 
 

@@ -5,13 +5,14 @@ caller's own line. FEDLSG_TRACEBACK=full keeps them, and the errors behind.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dis import opname
 from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from fedlsg.user_code.failure import OWN, left_users_code
+from fedlsg.user_code.failure import OWN, is_users, left_users_code
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +24,8 @@ FULL = "full"
 def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
     """The function, whose errors by a ``raise`` of fedlsg have one frame of it.
 
-    What a user's code raises, and what fails without a word of fedlsg's, keeps all of its frames.
+    What a user's code raises, and what fails without a word of fedlsg's, keeps all of its frames;
+    Ctrl-C has none, so that what was printed of it is read.
     """
 
     @wraps(function)
@@ -31,7 +33,7 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
         __tracebackhide__ = True  # IPython and pytest show no frame of this one either
         try:
             return function(*args, **given)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             if os.environ.get(VARIABLE) == FULL or not explained(error):
                 raise
             raise error.with_traceback(None) from None  # FEDLSG_TRACEBACK=full shows all frames
@@ -40,7 +42,11 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def explained(error: BaseException) -> bool:
-    """Whether a ``raise`` of fedlsg made an error, with no frame of a user's code on its way."""
+    """Whether a ``raise`` of fedlsg made an error, with no frame of a user's code on its way; or
+    the user's keyboard.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
     last = _innermost(error.__traceback__)
     if last is None or left_users_code(error):
         return False
@@ -48,6 +54,14 @@ def explained(error: BaseException) -> bool:
     return (
         code.co_filename.startswith(OWN) and opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     )
+
+
+def user_level() -> int:
+    """The ``stacklevel`` with which a warning of the function that asks names the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _innermost(step: TracebackType | None) -> TracebackType | None:

@@ -33,8 +33,6 @@ WAY = (
     "go on from the run that did, with start_from=RUN, or continue it with out=... and "
     "resume=True; or train both times with fedlsg.PrivateStep and one ledger=PATH"
 )
-CALLERS = 8
-"""Functions between a user's call of ``simulate`` and the record."""
 
 
 def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
@@ -78,7 +76,7 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
         delta=s.delta,
         warns=plan.method.mechanism.private and not s.reproducible and not goes_on,
     )
-    run.read(places, callers=CALLERS)
+    run.read(places)
     try:
         yield
     finally:

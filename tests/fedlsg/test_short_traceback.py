@@ -116,3 +116,15 @@ def test_a_command_shows_all_lines_if_it_is_asked_to(monkeypatch, capsys):
         main()
     said = capsys.readouterr().err
     assert said.index("Traceback") < said.index("fedlsg: error")
+
+
+def test_ctrl_c_has_no_frame_of_ours():
+    @short_traceback
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as found:
+        interrupted()
+    names = [entry.name for entry in found.traceback]
+    assert "interrupted" not in names
+    assert names[-1] == "shortened"

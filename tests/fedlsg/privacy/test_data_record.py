@@ -61,7 +61,7 @@ def reads(data, *clients, rows=0, warns=False):
         delta=DELTA,
         warns=warns,
     )
-    run.read(places_of(data, rows), callers=1)
+    run.read(places_of(data, rows))
     return run
 
 
@@ -299,12 +299,12 @@ def test_what_no_epsilon_covers_makes_the_sum_infinite(other):
 def test_the_second_run_warns_and_no_other_one():
     data = torch.randn(40, 3)
     first = reads(data, warns=True)
-    first.read(places_of(data), callers=1)
+    first.read(places_of(data))
     with pytest.warns(SpentTogetherWarning, match=r"fedlsg.epsilon_of_data\(data\)") as caught:
         second = reads(data[:10], warns=True)
     assert caught[0].filename == __file__
     for run in (first, second):
-        run.read(places_of(data), callers=1)
+        run.read(places_of(data))
     reads(data, warns=True)
     reads(torch.randn(40, 3), warns=True)
     reads(data, warns=False)

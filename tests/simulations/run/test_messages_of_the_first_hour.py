@@ -174,8 +174,10 @@ def test_a_forgotten_state_is_warned_of_where_the_rest_of_epsilon_buys_much_nois
     step = trained(net, tmp_path / "own.jsonl")
     batches = step.batches((torch.randn(60, 8), torch.arange(60) % 3))
     again = step_of(net, tmp_path / "own.jsonl", steps=20, epsilon=4.01)
-    with pytest.warns(RuntimeWarning, match=r"20 steps at noise multiplier .*load_state_dict"):
+    said = r"20 steps at noise multiplier .*load_state_dict"
+    with pytest.warns(RuntimeWarning, match=said) as caught:
         again.step(batches)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("error")
