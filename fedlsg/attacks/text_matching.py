@@ -1,14 +1,27 @@
-"""Matching attacks on texts: find the tokens whose update is nearest to what was received.
+"""Matching attack on texts: which tokens and labels would have sent the update that was received?
 
-Tokens are no continuous values. From a start, the gradient of the objective with respect to the
-word embeddings e_t ranks the replacements of every token by their first-order change <grad_t, e(v)
-- e_t> (HotFlip, Ebrahimi et al. 2018); the best are tried one after the other by the client's own
-computation (``replay``), and kept if they lower it. Where no start is better than another, e_t are
-first moved freely by Adam, then each is replaced by the token that points the same way (embedding
-matching with projection: TAG, Deng et al. 2021; LAMP, Balunovic et al. 2022). With noise the
-objective is the likelihood, and a replaced token must be worth what it takes to name it: -log p(v).
-Differs from the sources: no language model ranks the texts; the candidates may come from the span
-test.
+The data are one ``Observation`` (the public model and the received values), what the threat model
+grants (``Knowledge``), and what is public about the texts (``TextPrior``). The private batch is not
+among them.
+
+A candidate is a batch of tokens with labels. Its objective is the distance between the received
+values and the values that a client would send for it (``replay``). Tokens cannot be changed by a
+small step, so each restart searches in one or two stages:
+
+1. From the second restart on: Adam moves the word embeddings freely, then each position takes the
+   token whose embedding points in the most similar direction (TAG, Deng et al. 2021; LAMP,
+   Balunovic et al. 2022). The first restart skips this stage.
+2. A greedy search over tokens. Let e_t be the embedding of the token at position t. The gradient of
+   the objective with respect to e_t ranks the replacement by token v by its first-order change
+   <gradient_t, e_v - e_t> (HotFlip, Ebrahimi et al. 2018). The best replacements are evaluated one
+   after the other, and the first that lowers the objective is kept.
+
+With noise the objective is a negative log-likelihood. A token v that differs from the blind guess
+(the guess without the update) then adds -log p(v): without that price, the search would fit the
+noise.
+
+Differs from the sources: no language model ranks the texts; the span test (``tokens``) may give the
+candidate tokens.
 """
 
 import itertools
@@ -17,10 +30,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,16 +46,21 @@ from fedlsg.attacks.tokens import TextPrior
 from fedlsg.config import Setting
 
 TokenIds = Int64[Tensor, "batch positions"]
+Embeddings = Float[Tensor, "batch positions width"]
+Position = tuple[int, int]
+"""(text, position in it)."""
+
+LEAST_LOG_FREQUENCY = -1e6
+"""In place of -inf, for a token that no public text holds: the sum of prices stays finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextMatching(Search):
-    """A matching attack on texts.
+    """The settings of a matching attack on texts.
 
-    evaluations: steps of Adam on free embeddings before; the first restart, from the given start,
-        has none of them.
-    proposals: replacements tried at each gradient, over all positions.
-    rounds: gradients at most, a restart.
+    evaluations: steps of Adam on free embeddings, in each restart but the first.
+    rounds: the most replacements that one restart accepts; each takes one gradient.
+    proposals: replacements that are evaluated for one gradient, over all positions.
     """
 
     distance: DistanceName = "cosine"
@@ -54,6 +72,13 @@ class TextMatching(Search):
     proposals: Count = 24
 
 
+class Candidate(NamedTuple):
+    """A batch that the clients may have trained on: B texts of T tokens, and a label each."""
+
+    tokens: TokenIds
+    labels: Shaped[Tensor, "batch *target"]
+
+
 def match_text(
     observation: Observation,
     knowledge: Knowledge,
@@ -63,13 +88,13 @@ def match_text(
     generator: torch.Generator,
     progress: Progress = lambda done, total, text: None,
 ) -> Guess:
-    """The tokens (B, T) and labels of lowest objective over all restarts; padding is outside the
-    attention mask.
+    """The candidate of lowest objective over all restarts: tokens (B, T), padded, and labels (B,).
 
-    Where the number of examples is not known, the declared expected batch is used. Guarantee: the
-    same arguments and generator state give the same guess unless ``seconds`` cuts it off; the model
-    is left as it was.
-    Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
+    If the number of examples is not known, the declared expected batch is used.
+    Guarantee: the same arguments and generator state give the same guess unless ``seconds`` ends
+    the search; the model is left as it was.
+    Raises DoesNotApply if ``replay.objective`` does, if the vocabulary names no table of word
+    embeddings, and if unknown labels are not classes.
     """
     path = prior.vocabulary.words
     words = observation.model.get_submodule(path) if path else None
@@ -81,13 +106,16 @@ def match_text(
         raise DoesNotApply(
             "the targets are no classes, which a search could try: grant them, labels='known'"
         )
-    sought = Tokens(observation, knowledge, prior.to(observation.values.device), attack, words)
+    texts = TextSearch(
+        observation, knowledge, prior.to(observation.values.device), attack=attack, words=words
+    )
     minimum = search(
-        observation, attack, partial(sought.minimum, generator), sought.split, progress
+        observation, attack, partial(texts.local_minimum, generator), texts.model_batch, progress
     )
     tokens, labels = minimum.point
     note = (
-        f"{attack.compare} {attack.distance}, {minimum.restarts} restart(s), {sought.tried} replays"
+        f"{attack.compare} {attack.distance}, {minimum.restarts} restart(s), "
+        f"{texts.replays} replays"
     )
     return Guess(
         inputs=tokens.cpu(),
@@ -98,14 +126,20 @@ def match_text(
     )
 
 
-class Tokens:
-    """Tokens and labels of one observation, their objective, and how many replays it took."""
+class TextSearch:
+    """The search for the candidate of lowest objective, for one observation.
+
+    text_tokens: the tokens that texts are made of: neither special, nor padding, nor absent from
+        all public texts. The search changes no other token.
+    replays: how often the client's computation was replayed so far.
+    """
 
     def __init__(
         self,
         observation: Observation,
         known: Knowledge,
         prior: TextPrior,
+        *,
         attack: TextMatching,
         words: nn.Embedding,
     ) -> None:
@@ -114,218 +148,265 @@ class Tokens:
         self.prior = prior
         self.attack = attack
         self.words = words
-        self.examples = known.examples or observation.expected_examples
+        self.pad = prior.vocabulary.pad
         self.distance = objective(observation, distance=attack.distance, compare=attack.compare)
-        v = prior.vocabulary
-        common = (
-            observation.values.new_zeros(v.size)
-            if prior.log_frequency is None
-            else prior.log_frequency
-        )
-        barred = torch.zeros(v.size, dtype=torch.bool, device=common.device)
-        barred[[*v.special, v.pad]] = True
-        self.allowed = (~barred & (common > -math.inf)).nonzero().squeeze(1)
-        self.tried = 0
+        self.text_tokens = text_tokens(prior, observation.values.device)
+        self.replays = 0
 
-    def minimum(
-        self, generator: torch.Generator, watch: Watch
-    ) -> tuple[tuple[Tensor, Tensor], float]:
-        """The prior's start or blind guess, then a continuous search from tokens that are drawn;
-        both improved.
-        """
-        prior, allowed = self.prior, self.allowed
-        labels = (
-            torch.zeros(self.examples, dtype=torch.int64)
-            if self.known.labels is None
-            else self.known.labels
-        )
-        labels = labels.to(allowed.device)
-        draw = torch.randint(
-            len(allowed), (self.examples, prior.vocabulary.length), generator=generator
-        )
-        drawn = allowed[draw.to(allowed.device)]
-        blind = drawn if prior.blind is None else prior.blind.expand(self.examples, -1)
-        start = (blind if prior.start is None else prior.start).clone()
+    def local_minimum(self, generator: torch.Generator, watch: Watch) -> tuple[Candidate, float]:
+        """One restart: where the search ends, and the objective there."""
+        start = self.first_candidate(generator, restart=watch.restart)
         if watch.restart > 1:
-            start = self.free(torch.where(self.replaceable(blind), drawn, blind), labels, watch)
-        return self.improve(start, labels, watch)
+            start = self.match_free_embeddings(start, watch)
+        return self.greedy_search(start, watch)
 
-    def split(self, point: tuple[Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """(inputs, targets) of tokens and labels."""
-        return self.inputs(point[0]), point[1]
+    def first_candidate(self, generator: torch.Generator, *, restart: int) -> Candidate:
+        """Where a restart begins: restart 1 at the given start, the others at random text tokens.
 
-    def inputs(self, tokens: TokenIds) -> dict[str, Tensor]:
-        return {"input_ids": tokens, "attention_mask": (tokens != self.prior.vocabulary.pad).long()}
-
-    def replaceable(self, tokens: TokenIds) -> Bool[Tensor, "batch positions"]:
-        """Which positions hold a token that texts are made of."""
-        return torch.isin(tokens, self.allowed)
-
-    def value(self, tokens: Tensor, labels: Tensor) -> float:
-        """The objective, and with a likelihood the cost of naming what differs from the blind
-        guess.
+        Tokens of the blind guess that no text is made of (begin, end) stay at their positions.
         """
-        self.tried += 1
-        value = float(self.distance(self.inputs(tokens), labels).detach())
-        known = (
-            torch.zeros_like(tokens, dtype=torch.bool)
-            if self.prior.blind is None
-            else tokens == self.prior.blind
-        )
-        return value + float(self._cost(tokens)[~known & self.replaceable(tokens)].sum())
-
-    def _cost(self, tokens: Tensor) -> Tensor:
-        if not DISTANCES[self.attack.distance].likelihood:
-            return torch.zeros(tokens.shape, device=tokens.device)
-        if self.prior.log_frequency is None:
-            return torch.full(
-                tokens.shape, math.log(self.prior.vocabulary.size), device=tokens.device
-            )
-        return -self.prior.log_frequency[tokens].clamp_min(-1e6)
-
-    def gradient(
-        self, tokens: Tensor, labels: Tensor
-    ) -> tuple[float, Float[Tensor, "batch positions n"]]:
-        """The objective and its gradient with respect to every word embedding."""
-        table = self.words.weight.detach()[tokens].requires_grad_()
-        value = self.energy(table, labels, tokens == self.prior.vocabulary.pad)
-        (gradient,) = torch.autograd.grad(value, table)
-        return float(value.detach()), gradient
-
-    def energy(
-        self, table: Float[Tensor, "batch positions n"], labels: Tensor, padded: Tensor
-    ) -> Tensor:
-        """The objective of free word embeddings: placeholder numbers index the table, so that rows
-        can be replayed.
-        """
-        self.tried += 1
-        pad = self.prior.vocabulary.pad
-        places = (
-            torch.arange(table[..., 0].numel(), device=table.device).view(table.shape[:2]) + pad + 1
-        )
-        # Fused attention has no second derivative; the plain form of it has.
-        with standing_in(self.words, table.flatten(0, 1), pad), sdpa_kernel(SDPBackend.MATH):
-            return self.distance(self.inputs(places.masked_fill(padded, pad)), labels)
-
-    def free(self, tokens: Tensor, labels: Tensor, watch: Watch) -> TokenIds:
-        """Adam on free embeddings, then the token of each position that points the same way."""
-        table = self.words.weight.detach()
-        shape = torch.Size((*tokens.shape, table.shape[1]))
-        spread = table[self.allowed].std()
-        limit = torch.full((shape.numel(),), math.inf, device=table.device)
-        padded = tokens == self.prior.vocabulary.pad
-        # Free embeddings that explain everything are no text yet: only the time ends this.
-        point, _ = adam(
-            lambda at: self.energy(at.view(shape), labels, padded),
-            table[tokens].flatten(),
-            Box(low=-limit, high=limit),
-            evaluations=self.attack.evaluations,
-            signed=False,
-            step_size=self.attack.step_size * spread,
-            go_on=lambda done, _: watch.go_on(done, math.inf),
-        )
-        likeness = F.normalize(point.view(shape), dim=-1) @ F.normalize(table, dim=-1).mT
-        return torch.where(
-            self.replaceable(tokens), self._only_candidates(likeness).argmax(-1), tokens
-        )
-
-    def _only_candidates(self, scores: Float[Tensor, "batch positions tokens"]) -> Tensor:
-        """-inf for tokens that are not tried at a position."""
-        keep = torch.zeros(scores.shape[1:], dtype=torch.bool, device=scores.device)
-        if self.prior.candidates is None:
-            keep[:, self.allowed] = True
+        device = self.text_tokens.device
+        examples = self.known.examples or self.observation.expected_examples
+        labels = self.known.labels
+        if labels is None:
+            labels = torch.zeros(examples, dtype=torch.int64)
+        shape = (examples, self.prior.vocabulary.length)
+        places = torch.randint(len(self.text_tokens), shape, generator=generator)
+        random_tokens = self.text_tokens[places.to(device)]
+        blind = random_tokens
+        if self.prior.blind is not None:
+            blind = self.prior.blind.expand(examples, -1)
+        if restart > 1:
+            tokens = torch.where(self.replaceable(blind), random_tokens, blind)
         else:
-            keep.scatter_(1, self.prior.candidates.mT, True)
-        return scores.masked_fill(~keep, -math.inf)
+            tokens = (blind if self.prior.start is None else self.prior.start).clone()
+        return Candidate(tokens, labels.to(device))
 
-    def improve(
-        self, tokens: Tensor, labels: Tensor, watch: Watch
-    ) -> tuple[tuple[Tensor, Tensor], float]:
-        """Tokens, labels and their objective: the best moves one after the other while any lowers
-        it.
-        """
-        lowest = self.value(tokens, labels)
+    def greedy_search(self, start: Candidate, watch: Watch) -> tuple[Candidate, float]:
+        """Accept moves that lower the objective until none does, or time or rounds are over."""
+        best, lowest = start, self.priced_objective(start)
         for number in range(self.attack.rounds):
             watch.progress(number, self.attack.rounds, f"objective {lowest:.3g}")
             if lowest <= self.attack.tolerance or watch.over:
                 break
-            before = lowest
-            for moved in self.moves(tokens, labels):
-                value = self.value(*moved)
-                if value < lowest:
-                    lowest, (tokens, labels) = value, moved
-                    break
-                if watch.over:
-                    break
-            if not lowest < before:
+            improvement = self.first_improvement(best, lowest, watch)
+            if improvement is None:
                 break
-        return (tokens, labels), lowest
+            best, lowest = improvement
+        return best, lowest
 
-    def moves(self, tokens: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Other labels where they are not known, exchanges between texts, tokens by first-order
-        change, then pairs of tokens of a text in each other's place, which is where single
-        replacements get stuck."""
+    def first_improvement(
+        self, candidate: Candidate, lowest: float, watch: Watch
+    ) -> tuple[Candidate, float] | None:
+        """The first move with an objective below ``lowest``; None if there is none in time."""
+        for moved in self.moves(candidate):
+            value = self.priced_objective(moved)
+            if value < lowest:
+                return moved, value
+            if watch.over:
+                break
+        return None
+
+    def moves(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Candidates that differ by one step, in the order in which they are evaluated.
+
+        Two kinds of exchange are among them because replacements of one token get stuck when the
+        right tokens are found in the wrong text or order.
+        """
         if self.known.labels is None:
-            for row in range(len(labels)):
-                for label in range(self.classes):
-                    if label != labels[row]:
-                        yield (
-                            tokens,
-                            labels.index_fill(0, torch.tensor([row], device=labels.device), label),
-                        )
-        for first, other in itertools.combinations(range(len(tokens)), 2):
-            for position in (tokens[first] != tokens[other]).nonzero().squeeze(1).tolist():
-                yield exchanged(tokens, (first, position), (other, position)), labels
-        _, gradient = self.gradient(tokens, labels)
-        table = self.words.weight.detach()
-        change = gradient @ table.mT - (gradient * table[tokens]).sum(-1, keepdim=True)
-        gain = self._only_candidates(-change)
-        gain = gain.scatter(2, tokens.unsqueeze(2), -math.inf)
-        gain = gain.masked_fill(~self.replaceable(tokens).unsqueeze(2), -math.inf)
-        top = gain.flatten().topk(min(self.attack.proposals, gain.numel()))
-        for score, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            if score > -math.inf:
-                at, token = divmod(place, len(table))
-                replaced = tokens.clone()
-                replaced.view(-1)[at] = token
-                yield replaced, labels
-        for row, places in enumerate(self.replaceable(tokens)):
-            for first, other in itertools.combinations(places.nonzero().squeeze(1).tolist(), 2):
-                if tokens[row, first] != tokens[row, other]:
-                    yield exchanged(tokens, (row, first), (row, other)), labels
+            yield from self.label_changes(candidate)
+        yield from exchanges_between_texts(candidate)
+        yield from self.replacements(candidate)
+        yield from self.exchanges_within_texts(candidate)
 
-    @property
-    def classes(self) -> int:
-        """Outputs of the model, counted in a run of one text."""
-        ids = self.allowed[:1].expand(1, self.prior.vocabulary.length)
+    def label_changes(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Each text with each other class."""
+        tokens, labels = candidate
+        for text, label in itertools.product(range(len(labels)), range(self.count_classes())):
+            if label != labels[text]:
+                changed = labels.clone()
+                changed[text] = label
+                yield Candidate(tokens, changed)
+
+    def replacements(self, candidate: Candidate) -> Iterator[Candidate]:
+        """One token replaced: the ``proposals`` of best first-order change, best first."""
+        tokens, labels = candidate
+        table = self.words.weight.detach()
+        gradient = self.embedding_gradient(candidate)
+        # <gradient_t, e_v - e_t> of every token v at every position t
+        change = gradient @ table.mT - (gradient * table[tokens]).sum(-1, keepdim=True)
+        gain = self.without_other_tokens(-change)
+        gain = gain.scatter(2, tokens.unsqueeze(2), -math.inf)  # no token replaces itself
+        gain = gain.masked_fill(~self.replaceable(tokens).unsqueeze(2), -math.inf)
+        best = gain.flatten().topk(min(self.attack.proposals, gain.numel()))
+        for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            if score == -math.inf:
+                return
+            position, token = divmod(place, len(table))
+            replaced = tokens.clone()
+            replaced.view(-1)[position] = token
+            yield Candidate(replaced, labels)
+
+    def exchanges_within_texts(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Two different tokens of one text, each at the other's position."""
+        tokens, labels = candidate
+        for text, replaceable in enumerate(self.replaceable(tokens)):
+            positions = replaceable.nonzero().squeeze(1).tolist()
+            for first, second in itertools.combinations(positions, 2):
+                if tokens[text, first] != tokens[text, second]:
+                    yield Candidate(exchange(tokens, (text, first), (text, second)), labels)
+
+    def replaceable(self, tokens: TokenIds) -> Bool[Tensor, "batch positions"]:
+        """Which positions hold a token that texts are made of."""
+        return torch.isin(tokens, self.text_tokens)
+
+    def without_other_tokens(
+        self, scores: Float[Tensor, "batch positions tokens"]
+    ) -> Float[Tensor, "batch positions tokens"]:
+        """The scores, with -inf for each token that is not tried at a position."""
+        tried = torch.zeros(scores.shape[1:], dtype=torch.bool, device=scores.device)
+        if self.prior.candidates is None:
+            tried[:, self.text_tokens] = True
+        else:
+            tried.scatter_(1, self.prior.candidates.mT, True)
+        return scores.masked_fill(~tried, -math.inf)
+
+    def model_batch(self, candidate: Candidate) -> tuple[dict[str, Tensor], Tensor]:
+        """(inputs, targets), as the model and the loss take them."""
+        return self.model_inputs(candidate.tokens), candidate.labels
+
+    def model_inputs(self, tokens: TokenIds) -> dict[str, Tensor]:
+        """The model's arguments: padding is outside the attention mask."""
+        return {"input_ids": tokens, "attention_mask": (tokens != self.pad).long()}
+
+    def count_classes(self) -> int:
+        """Number of outputs of the model, by a run on one text."""
+        one_text = self.text_tokens[:1].expand(1, self.prior.vocabulary.length)
         with torch.no_grad():
-            outputs: Tensor = self.observation.model(**self.inputs(ids))
+            outputs: Tensor = self.observation.model(**self.model_inputs(one_text))
         return outputs.shape[1]
 
+    def priced_objective(self, candidate: Candidate) -> float:
+        """The objective, plus the price of every text token that differs from the blind guess."""
+        self.replays += 1
+        value = float(self.distance(*self.model_batch(candidate)).detach())
+        tokens = candidate.tokens
+        priced = self.replaceable(tokens)
+        if self.prior.blind is not None:
+            priced &= tokens != self.prior.blind
+        return value + float(self.token_prices(tokens)[priced].sum())
 
-def exchanged(tokens: TokenIds, one: tuple[int, int], other: tuple[int, int]) -> TokenIds:
-    """The tokens with two of them in each other's place."""
-    changed = tokens.clone()
-    changed[one], changed[other] = tokens[other], tokens[one]
-    return changed
+    def token_prices(self, tokens: TokenIds) -> Float[Tensor, "batch positions"]:
+        """-log p(token) of each token for a likelihood; 0 for other distances.
+
+        Without a public frequency, p is the same for all tokens of the vocabulary.
+        """
+        if not DISTANCES[self.attack.distance].likelihood:
+            return torch.zeros(tokens.shape, device=tokens.device)
+        if self.prior.log_frequency is None:
+            uniform = math.log(self.prior.vocabulary.size)
+            return torch.full(tokens.shape, uniform, device=tokens.device)
+        return -self.prior.log_frequency[tokens].clamp_min(LEAST_LOG_FREQUENCY)
+
+    def match_free_embeddings(self, start: Candidate, watch: Watch) -> Candidate:
+        """Adam on free embeddings, then at each position the token of most similar direction."""
+        tokens, labels = start
+        table = self.words.weight.detach()
+        embeddings = table[tokens]
+        padded = tokens == self.pad
+        no_limit = torch.full((embeddings.numel(),), math.inf, device=table.device)
+        lowest_point, _ = adam(
+            lambda point: self.embedding_objective(point.view_as(embeddings), labels, padded),
+            embeddings.flatten(),
+            Box(low=-no_limit, high=no_limit),
+            evaluations=self.attack.evaluations,
+            signed=False,
+            step_size=self.attack.step_size * table[self.text_tokens].std(),
+            # An objective of 0 ends no search here, as free embeddings are no text yet.
+            go_on=lambda done, _: watch.go_on(done, math.inf),
+        )
+        directions = F.normalize(lowest_point.view_as(embeddings), dim=-1)
+        similarity = directions @ F.normalize(table, dim=-1).mT
+        most_similar = self.without_other_tokens(similarity).argmax(-1)
+        return Candidate(torch.where(self.replaceable(tokens), most_similar, tokens), labels)
+
+    def embedding_gradient(self, candidate: Candidate) -> Embeddings:
+        """Gradient of the objective, without prices, with respect to each token's embedding."""
+        tokens, labels = candidate
+        embeddings = self.words.weight.detach()[tokens].requires_grad_()
+        value = self.embedding_objective(embeddings, labels, tokens == self.pad)
+        (gradient,) = torch.autograd.grad(value, embeddings)
+        return gradient
+
+    def embedding_objective(
+        self, embeddings: Embeddings, labels: Tensor, padded: Bool[Tensor, "batch positions"]
+    ) -> Float[Tensor, ""]:
+        """The objective of texts whose word embeddings are given; ``padded`` positions have none.
+
+        The replay passes inputs to the model one example at a time, so the inputs themselves must
+        say which embeddings are meant: each position gets a number of its own (``use_embeddings``).
+        """
+        self.replays += 1
+        numbers = torch.arange(padded.numel(), device=embeddings.device).view_as(padded)
+        placeholders = (numbers + self.pad + 1).masked_fill(padded, self.pad)
+        # Fused attention has no second derivative; its plain form has.
+        with (
+            use_embeddings(self.words, embeddings.flatten(0, 1), self.pad),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
+            return self.distance(self.model_inputs(placeholders), labels)
+
+
+def text_tokens(prior: TextPrior, device: torch.device) -> Int64[Tensor, " allowed"]:
+    """The tokens that texts are made of: not special, not padding, of positive frequency."""
+    vocabulary = prior.vocabulary
+    allowed = torch.ones(vocabulary.size, dtype=torch.bool, device=device)
+    if prior.log_frequency is not None:
+        allowed = prior.log_frequency > -math.inf
+    allowed[[*vocabulary.special, vocabulary.pad]] = False
+    return allowed.nonzero().squeeze(1)
+
+
+def exchanges_between_texts(candidate: Candidate) -> Iterator[Candidate]:
+    """The tokens at one position of two texts, each in the other text."""
+    tokens, labels = candidate
+    for first, second in itertools.combinations(range(len(tokens)), 2):
+        for position in (tokens[first] != tokens[second]).nonzero().squeeze(1).tolist():
+            yield Candidate(exchange(tokens, (first, position), (second, position)), labels)
+
+
+def exchange(tokens: TokenIds, first: Position, second: Position) -> TokenIds:
+    """A copy of the tokens in which two of them have changed places."""
+    exchanged = tokens.clone()
+    exchanged[first] = tokens[second]
+    exchanged[second] = tokens[first]
+    return exchanged
 
 
 @contextmanager
-def standing_in(words: nn.Embedding, table: Float[Tensor, "rows n"], pad: int) -> Iterator[None]:
-    """Within: token number ``pad + 1 + i`` has row i of ``table`` as its embedding; ``pad`` keeps
-    its own.
-    """
-    read: list[Tensor] = []
+def use_embeddings(
+    words: nn.Embedding, table: Float[Tensor, "rows width"], pad: int
+) -> Iterator[None]:
+    """Within: the placeholder ``pad + 1 + i`` has row i of ``table`` as its embedding.
 
-    def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        read.append(args[0])
+    ``pad`` keeps its own embedding, so that the model still sees where the padding is. Placeholders
+    may be larger than the vocabulary: ``words`` itself looks up ``pad`` in their place.
+    """
+    pending: list[Tensor] = []
+
+    def hide_placeholders(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pending.append(args[0])
         return (torch.full_like(args[0], pad),)
 
-    def after(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        ids = read.pop()
-        return torch.where((ids == pad).unsqueeze(-1), output, table[(ids - pad - 1).clamp_min(0)])
+    def look_up(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        placeholders = pending.pop()
+        rows = (placeholders - pad - 1).clamp_min(0)
+        return torch.where((placeholders == pad).unsqueeze(-1), output, table[rows])
 
-    handles = [words.register_forward_pre_hook(before), words.register_forward_hook(after)]
+    handles = [
+        words.register_forward_pre_hook(hide_placeholders),
+        words.register_forward_hook(look_up),
+    ]
     try:
         yield
     finally:
