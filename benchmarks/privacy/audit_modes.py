@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.privacy.digits_client import report
 from fedlsg.attacks.audit.checks.all_checks import unit_checks
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.played.setting import silent_rounds
+from fedlsg.attacks.audit.played.sample_sizes import silent_rounds
 from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.simulations.attacks.audit import Audited, audited_settings

@@ -11,7 +11,7 @@ from rich.console import Console
 from fedlsg.attacks.audit.checks.all_checks import unit_checks
 from fedlsg.attacks.audit.played.coverage import not_covered
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.played.setting import canaries as enough_canaries
+from fedlsg.attacks.audit.played.sample_sizes import enough_canaries
 from fedlsg.attacks.audit.played.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from fedlsg.simulations.attacks.audit import (

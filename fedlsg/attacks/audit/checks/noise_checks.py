@@ -13,7 +13,8 @@ from scipy.stats import beta, binom, chi2, kstest, norm, poisson
 
 from fedlsg.attacks.audit.checks.check import SIGNIFICANCE, Check, Outputs
 from fedlsg.attacks.audit.played.games import Game
-from fedlsg.attacks.audit.played.setting import AuditSetting, found_ratio
+from fedlsg.attacks.audit.played.sample_sizes import found_noise_ratio
+from fedlsg.attacks.audit.played.setting import AuditSetting
 
 SHAPE_SAMPLE = 100_000
 """Values at most whose distribution is compared with the normal one."""
@@ -118,7 +119,7 @@ def check_deviation(name: str, rows: Outputs) -> Check:
     low, high = np.sqrt(squares / chi2.isf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], count))
     says = (
         f"{np.sqrt(squares / count):.4f} of the deviation that the claim needs (between {low:.4f} "
-        f"and {high:.4f}); {found_ratio(count):.3f} of it would be found"
+        f"and {high:.4f}); {found_noise_ratio(count):.3f} of it would be found"
     )
     return Check(
         name=f"noise deviation, {name}",

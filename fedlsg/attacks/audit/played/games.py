@@ -6,7 +6,7 @@ drawn anew. What is recorded is how far each output went in each direction. So a
 norm, one part of the coordinates, or one path has is not averaged away, and the rounds of a game
 are one observation: who took part in one round must say nothing of another.
 
-Symbols: n units in each direction, q, W, R as in ``setting``.
+Symbols: n units in each direction, q, W, R as in ``sample_sizes``.
 """
 
 import math
@@ -33,12 +33,8 @@ from fedlsg.attacks.audit.played.outputs import (
     make_output,
     outputs_of_pass,
 )
-from fedlsg.attacks.audit.played.setting import (
-    MAX_CLIENT_STEPS,
-    AuditSetting,
-    alike_units,
-    most_units,
-)
+from fedlsg.attacks.audit.played.sample_sizes import MAX_CLIENT_STEPS, equal_units, max_units
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.secure_sum.discrete.grid import random_signs, unrotate, window
 from fedlsg.training.example_gradients import ExampleGradients
@@ -161,7 +157,7 @@ def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
     )
     return [
         *_of_norms(setting, norms, dense),
-        *([] if most_units(setting) else [few]),
+        *([] if max_units(setting) else [few]),
         *_of_places(setting, dense),
         *_of_parts(setting, generator),
         *_of_ghosts(setting, generator),
@@ -171,7 +167,7 @@ def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
 
 def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[Round]:
     """All norms in one game; where a sum has fewer units than that, one after the other."""
-    units = min(alike_units(setting), drawn_units(setting))
+    units = min(equal_units(setting), drawn_units(setting))
     if units >= len(norms):
         yield Round(name="norms", directions=dense, norms=norms, each=units // len(norms))
         return
@@ -190,7 +186,7 @@ def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
 
     As many rounds as find one row that counts twice, as far as they do not take too long.
     """
-    if most_units(setting) or len(dense) < PLACES:
+    if max_units(setting) or len(dense) < PLACES:
         return
     q, noise = setting.stated.sample_rate, setting.noise_std / setting.sensitivity
     each = math.ceil(PLACE_EXCESS / q)
@@ -249,7 +245,7 @@ def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Ro
                 name=f"ghost gradients, {positions} position{'s' * (positions > 1)}",
                 directions=ways,
                 norms=torch.full((len(ways),), 1.5 * positions),
-                each=alike_units(setting) // len(ways),
+                each=equal_units(setting) // len(ways),
                 gradients=given_gradients(layers),
             )
 
@@ -271,7 +267,7 @@ def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator)
         shared=True,
     )
     yield one
-    large = max(2 * small, alike_units(setting) // len(norms))
+    large = max(2 * small, equal_units(setting) // len(norms))
     yield replace(one, name="clients of a pass", each=large, rounds=GAME_ROUNDS)
     for game in list(_of_ghosts(setting, generator))[:1]:
         each = math.ceil(IN_PASS / len(game.norms) / setting.stated.sample_rate)
@@ -286,7 +282,7 @@ def _before_rotation(ways: Tensor) -> Tensor:
 
 def drawn_units(setting: AuditSetting) -> int:
     """Units of one output at most, so that its batch takes as long as a batch may."""
-    if most := most_units(setting):
+    if most := max_units(setting):
         return most
     drawn = max(FEWEST_PARTS, DRAWN_NUMBERS // setting.frame.kept)
     if setting.stated.trust == "server":

@@ -31,13 +31,13 @@ from fedlsg.attacks.audit.played.games import (
     stream_of,
 )
 from fedlsg.attacks.audit.played.outputs import Output
-from fedlsg.attacks.audit.played.setting import (
-    AuditSetting,
-    alike_units,
-    most_units,
+from fedlsg.attacks.audit.played.sample_sizes import (
+    canaries_of_series,
+    equal_units,
+    max_units,
     silent_rounds,
-    spread,
 )
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
@@ -78,17 +78,10 @@ class Recording:
 
 def ticks(setting: AuditSetting, canaries: int, seed: int | None = None) -> int:
     """How often ``record`` reports progress."""
-    outputs = len(federations(setting, canaries)) * setting.rounds
+    outputs = len(canaries_of_series(setting, canaries)) * setting.rounds
     silent = len(SILENT) * silent_rounds(setting)
     games = sum(game.rounds for game in games_of(setting, seed))
     return outputs + silent + ALIKE_ROUNDS + games + rounds_of_counts(setting)
-
-
-def federations(setting: AuditSetting, canaries: int) -> list[int]:
-    """Canaries in each series of outputs: at client level each of a secure sum's honest clients is
-    one.
-    """
-    return spread(canaries, setting.frame.kept, most=most_units(setting))
 
 
 def record(
@@ -124,7 +117,7 @@ def _record(
     paths: Counter[str],
     games: Sequence[Round],
 ) -> Recording:
-    counts = federations(setting, canaries)
+    counts = canaries_of_series(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting, max(counts), generator)
     recorded, moved, included = [], [], []
@@ -146,7 +139,7 @@ def _record(
         moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
         included.append(inside)
     scores, moves, chosen = (torch.cat(parts).numpy() for parts in (recorded, moved, included))
-    units = alike_units(setting)
+    units = equal_units(setting)
     canary = make_canaries(setting, 1, generator)
     equal = canary.gradients.expand(units, -1)
     alike = values_of(rounds_of(setting, equal, "alike", seed, ALIKE_ROUNDS, tick))
@@ -177,7 +170,7 @@ def silence(setting: AuditSetting, seed: int | None, tick: Tick) -> tuple[Output
     """
     values, grids, times = Outputs(), Outputs(), silent_rounds(setting)
     for name, count in SILENT.items():
-        count = min(count, most_units(setting) or count)
+        count = min(count, max_units(setting) or count)
         what = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
         zeros = torch.zeros(count, setting.frame.kept)
         outputs = rounds_of(setting, zeros, what, seed, times, tick)

@@ -25,13 +25,13 @@ from fedlsg.attacks.audit.checks.noise_checks import (
     noise_checks,
 )
 from fedlsg.attacks.audit.checks.unit_checks import check_canaries, check_equal_units
-from fedlsg.attacks.audit.played.setting import (
+from fedlsg.attacks.audit.played.sample_sizes import (
     FOUND_NOISE_RATIO,
-    AuditSetting,
-    canaries,
-    found_ratio,
+    enough_canaries,
+    found_noise_ratio,
     silent_rounds,
 )
+from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.stated import LEAST_NOISE_ERROR, Stated, delta_of, least_noise
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
@@ -272,8 +272,8 @@ def test_whose_noise_counts():
 def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: AuditSetting):
     h = made.stated.honest
     smallest = max(FOUND_NOISE_RATIO, math.sqrt((h - 1) / h))
-    assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
-    assert 200 <= canaries(made) <= 5000
+    assert found_noise_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
+    assert 200 <= enough_canaries(made) <= 5000
 
 
 @pytest.mark.thinned(1)
