@@ -24,7 +24,7 @@ from fedlsg.attacks.tokens import TextPrior, Vocabulary
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.observations import Record
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
-from fedlsg.simulations.workloads.rows.hub import data_root
+from fedlsg.simulations.workloads.rows.shards import data_root
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1

@@ -166,7 +166,7 @@ class HubTexts:
         test_split = options.test_split or "test"
         splits = (test_split,) if request.public_only else ("train", test_split)
         source = find_set(options, request.data_dir, {split: split for split in splits})
-        schema = source.first.schema
+        schema = source.first_part.schema
         texts = [field.name for field in schema if str(field.type) in STRINGS]
         columns = choose_columns(schema.names, texts, options, place=source.place)
         loaded = text_workload(

@@ -48,7 +48,8 @@ from fedlsg.simulations.workloads.rows.decode import (
     count_classes,
     read_texts,
 )
-from fedlsg.simulations.workloads.rows.hub import HubSet, data_root, of_shards
+from fedlsg.simulations.workloads.rows.hub import HubSet, set_of_files
+from fedlsg.simulations.workloads.rows.shards import data_root
 
 ROWS_AT_ONCE = 10_000
 PADDED_LENGTHS = (
@@ -350,7 +351,7 @@ def _own_rows(
 
     def build() -> dict[str, np.ndarray]:
         return form.tokenise(
-            {"train": read_texts(of_shards({"": paths}).splits[""], columns)},
+            {"train": read_texts(set_of_files({"": paths}).splits[""], columns)},
             num_classes,
             name,
             silent,

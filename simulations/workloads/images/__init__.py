@@ -40,7 +40,7 @@ from fedlsg.simulations.workloads.base.split import Augment, NoRows, Split, by_c
 from fedlsg.simulations.workloads.images.augment import PAD, crop, flip_crop
 from fedlsg.simulations.workloads.rows import describe_data
 from fedlsg.simulations.workloads.rows.decode import OwnRows, Shape, decode
-from fedlsg.simulations.workloads.rows.hub import HubSet, find_set, of_shards
+from fedlsg.simulations.workloads.rows.hub import HubSet, find_set, set_of_files
 from fedlsg.simulations.workloads.rows.image_contents import Taken
 
 
@@ -132,7 +132,7 @@ class ImageSet:
                 paths, salt=f"own {self.name} {' '.join(columns)} {shape} {taken}, version 2"
             )
             build = partial(
-                read, self.name, of_shards({"train": paths}).splits, shape=shape, progress=silent
+                read, self.name, set_of_files({"train": paths}).splits, shape=shape, progress=silent
             )
             return _split(
                 "train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare
@@ -304,7 +304,7 @@ class HubImages:
         image_set = find_set(
             options, request.data_dir, splits_of(options.test_split or "test", request)
         )
-        features = image_set.first.features
+        features = image_set.first_part.features
         image, label, classes = choose_columns(features, options, image_set.place)
         loaded = ImageSet(
             name="hf-image",

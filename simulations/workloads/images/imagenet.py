@@ -26,13 +26,13 @@ from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import NoRows, Split, by_channel
 from fedlsg.simulations.workloads.images.augment import flip_crop
 from fedlsg.simulations.workloads.rows.decode import OwnRows
-from fedlsg.simulations.workloads.rows.hub import data_root
 from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.image_folders import (
     check_contents,
     list_images,
     open_image,
 )
+from fedlsg.simulations.workloads.rows.shards import data_root
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
 """Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the

@@ -5,7 +5,9 @@
     columns         columns by their names: inputs, targets, index columns, classes
     image_folders   images -> arrays by one rule of scale; a folder of images for each class
     image_contents  what of an image is taken, so that nothing is lost without a word
-    hub             shards of a mirror, or the ``datasets`` library -> batches of columns
+    hub             a set of the hub: of a mirror, downloaded, or of the ``datasets`` library
+    shards          the files of a set in a mirror
+    table_parts     one table, of a file or the library -> batches of columns
     decode          columns of the hub -> images of one size as arrays, texts with labels
     loaders         data inside of something else, such as a ``DatasetDict``
     transform       a user's own transform, and the check that it makes each row from itself alone

@@ -19,17 +19,11 @@ import torch
 
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.split import Split
-from fedlsg.simulations.workloads.rows.hub import (
-    Part,
-    content_of,
-    find_folder,
-    find_splits,
-    is_image,
-    split_names,
-)
 from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.image_folders import open_image, pixels_of
+from fedlsg.simulations.workloads.rows.shards import find_folder, find_splits, split_names
 from fedlsg.simulations.workloads.rows.table_files import published_of, read_npz
+from fedlsg.simulations.workloads.rows.table_parts import Part, content_of, is_image
 
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of greyscale and colours of 8 bits, by their channels."""

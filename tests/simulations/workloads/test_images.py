@@ -19,7 +19,7 @@ from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.images import IMAGE_SETS
 from fedlsg.simulations.workloads.images.augment import flip_crop
-from fedlsg.simulations.workloads.rows.hub import find_folder
+from fedlsg.simulations.workloads.rows.shards import find_folder
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 from tests.simulations.support.runs import run_local
 
