@@ -128,7 +128,7 @@ class Frame:
     ``personal``: parameters that are clipped and get noise like all others, and are not sent
         (``carriers.personal``).
     ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip
-        (``privacy.clip``).
+        (``privacy.clip_norms``).
     ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 

@@ -2,7 +2,8 @@
 client has spent.
 """
 
-from fedlsg.privacy.clip import clip_factors, clipped_sum, norms_of
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.clip_norms import clip_factors, norms_of
 from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import GENESIS, SERVER, BudgetError, Entry, LedgerError

@@ -38,7 +38,8 @@ from fedlsg.privacy import (
     permutation,
     poisson_batch,
 )
-from fedlsg.privacy.clip import NARROW_SUM, clip_parts
+from fedlsg.privacy.clip import NARROW_SUM
+from fedlsg.privacy.clip_norms import clip_parts
 from fedlsg.randomness import SecretStream
 from fedlsg.tensors import each
 from fedlsg.training.example_gradients import BACKWARD, ExampleGradients

@@ -12,7 +12,8 @@ import fedlsg.method
 import fedlsg.training.client_round
 from fedlsg.frame import Coordinates, Frame
 from fedlsg.payload import PayloadError
-from fedlsg.privacy.clip import clip_factors, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.clip_norms import clip_factors
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from tests.fedlsg.support.plants import clip_after_sum
 from tests.strategies import contract

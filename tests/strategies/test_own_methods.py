@@ -14,7 +14,7 @@ import fedlsg.training.client_round
 from fedlsg.carriers import Carrier, OwnCarriers
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
-from fedlsg.privacy.clip import clip_factors
+from fedlsg.privacy.clip_norms import clip_factors
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.state.public_state import PublicState
 from tests.fedlsg.support.own_methods import CORE, OWN_MASK, PROBE, TANGENT, scaled

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.privacy.clip
+import fedlsg.privacy.clip_norms
 import fedlsg.training.client_round
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.per_example import summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.privacy.clip import clip_factors, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.clip_norms import clip_factors
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.tensors import keeps_digits
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
@@ -146,10 +148,12 @@ def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, preci
     broken = []
     for i in range(len(targets)):
         batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
-        found = iter([fedlsg.privacy.clip.norms_of(t) for t in per_example_gradients(*batch)])
+        found = iter([fedlsg.privacy.clip_norms.norms_of(t) for t in per_example_gradients(*batch)])
         blocks = block_gradients(*batch, precision=precision)
         with monkeypatch.context() as patch:
-            patch.setattr(fedlsg.privacy.clip, "norms_of", lambda *_, of=found, **__: next(of))
+            patch.setattr(
+                fedlsg.privacy.clip_norms, "norms_of", lambda *_, of=found, **__: next(of)
+            )
             broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     assert not all(length <= 1 for length in broken)
 

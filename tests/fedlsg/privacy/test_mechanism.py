@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.noise import add_gaussian
-from fedlsg.privacy.clip import NARROW_SUM, clip_factors, clipped_sum
+from fedlsg.privacy.clip import NARROW_SUM, clipped_sum
+from fedlsg.privacy.clip_norms import clip_factors
 from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, Mechanism, add_noise
 from fedlsg.randomness import reproducible_stream, secret_stream
 

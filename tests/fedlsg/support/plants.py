@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedlsg.frame import make_blocks
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.privacy.clip import clip_factors
+from fedlsg.privacy.clip_norms import clip_factors
 
 CLIP_NORM = 0.3
 """The clip norm of the steps in which these are planted."""

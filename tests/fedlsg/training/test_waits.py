@@ -115,13 +115,13 @@ def one_by_one(importances, sparsity, direction):
 
 def asked_of_each(gradients, norms, mechanism, *, wide, shuffled=0):
     finite = norms.isfinite().all(0)
-    given = [block if finite.all() else clip.zero_rows(block, ~finite) for block in gradients]
-    return clip._factored_sum(given, norms, mechanism, None, wide=wide)
+    given = [block if finite.all() else clip._zero_unless(finite, block) for block in gradients]
+    return clip._weighted_total(given, norms, mechanism, None, wide=wide)
 
 
 @pytest.mark.parametrize(
     ("place", "name", "plant"),
-    [(kinds, "keep_units_of_each", one_by_one), (clip, "_clipped_sum", asked_of_each)],
+    [(kinds, "keep_units_of_each", one_by_one), (clip, "_sum_of_finite", asked_of_each)],
 )
 def test_waits_in_each_layer_are_noticed(place, name, plant, monkeypatch):
     monkeypatch.setattr(place, name, plant)
