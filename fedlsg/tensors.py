@@ -8,6 +8,7 @@ Products over all columns may take any order, and what is r wide is cheap to reo
 """
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -155,6 +156,8 @@ AT_ONCE = 2**16
 """Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
 AT_ONCE_ON_DEVICE = 2**24
 """The same on a GPU, where each part costs launches and a transfer: 128 MB in float64."""
+READ_ONCE = 2**14
+"""Coordinates of an example from which a copy on a GPU costs more than some launches."""
 NARROW = 2**18
 """Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
 WORTH_A_CALL = 2**21
@@ -164,6 +167,15 @@ WORTH_A_CALL = 2**21
 def at_once(device_type: str) -> int:
     """Coordinates that are handled at once on a device."""
     return AT_ONCE if device_type == "cpu" else AT_ONCE_ON_DEVICE
+
+
+def reads_once(block: Float[Tensor, "batch *any"]) -> bool:
+    """Whether a block should be read once, without a copy in float64: large float32 on a GPU.
+
+    The answer depends on the size of an example, not on the number of examples, which is secret.
+    """
+    is_large = math.prod(block.shape[1:]) >= READ_ONCE
+    return is_large and block.device.type != "cpu" and block.dtype == torch.float32
 
 
 def keeps_digits(device_type: str) -> bool:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.privacy.clip_norms import Gradients, clip_factors, clip_norms
-from fedlsg.privacy.device_sums import GROUP_ROUNDING, reads_once, sum_in_groups
+from fedlsg.privacy.device_sums import GROUP_ROUNDING, sum_in_groups
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
+from fedlsg.tensors import in_memory_order, keeps_digits, own_order, reads_once, weighted_sum
 
 NARROW_SUM = 32
 """Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 *

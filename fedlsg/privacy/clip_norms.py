@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients
-from fedlsg.privacy.device_sums import reads_once, upper_norms
+from fedlsg.privacy.device_sums import upper_norms
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.tensors import in_memory_order
+from fedlsg.tensors import in_memory_order, reads_once
 
 Gradients = Sequence[Tensor | GhostGradients]
 """For each block (B, *kept), or the factors that such a tensor would be computed from."""

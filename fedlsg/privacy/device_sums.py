@@ -20,7 +20,6 @@ one shape. The sum moves by at most 4 m^2 u C = ``GROUP_ROUNDING`` C more than t
 share. The clip is to (1 - ``GROUP_ROUNDING``) C: the sum moves by C at most.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,19 +36,9 @@ GROUP_ROWS = 16
 """Rows that are summed in float32."""
 ROWS = 256
 """Rows of one product at most: always as many, so that one kernel rounds all groups."""
-LARGE = 2**14
-"""Coordinates of a block from which it is read once."""
 UNIT = 2.0**-24
 GROUP_ROUNDING = 4 * GROUP_ROWS**2 * UNIT
 """Of the clip norm: the most that rounding of groups can add to what one example moves."""
-
-
-def reads_once(block: Tensor) -> bool:
-    """Whether a block is on a device where a copy in float64 costs more than some launches: by
-    what is public of it, and not by its number of rows.
-    """
-    large = math.prod(block.shape[1:]) >= LARGE
-    return large and block.device.type != "cpu" and block.dtype == torch.float32
 
 
 def upper_norms(rows: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
