@@ -31,9 +31,9 @@ from fedlsg.config.isolation import CHECKED, Isolation, Wanted
 from fedlsg.config.units import EXAMPLE, PersonGradient
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
+from fedlsg.gradients.hooked_pass.precision import Bits
+from fedlsg.gradients.hooked_pass.supported import check_initialized
 from fedlsg.gradients.isolation.levels import resolve
-from fedlsg.gradients.precision import Bits
-from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
 from fedlsg.privacy.known_weights import WeightsRecord, learn_weights

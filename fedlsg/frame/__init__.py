@@ -143,7 +143,7 @@ class Frame:
     @cached_property
     def embedded(self) -> "Frame | None":
         """The dense frame of the gradients that are embedded before the clip
-        (``gradients.blocks``), or None.
+        (``gradients.hooked_pass.blocks``), or None.
         """
         if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None

@@ -19,17 +19,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
-from fedlsg.gradients.hooked_layers import force_eager
-from fedlsg.gradients.hooks import Pass, hook_layers
-from fedlsg.gradients.known import check, prepare
-from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.supported import Checked, UnsupportedLayerError
-from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.hooked_pass.activation_storage import round_activations
+from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.hooks import Pass, hook_layers
+from fedlsg.gradients.hooked_pass.model_facts import check, prepare
+from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision
+from fedlsg.gradients.hooked_pass.supported import Checked, UnsupportedLayerError
+from fedlsg.gradients.hooked_pass.uses import Uses
 from fedlsg.tensors import BY_NAME
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -149,7 +149,7 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
     prepared = prepare(given.model, given.frame, precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     with force_eager():
-        step.survey = survey_of(given.model, given.inputs, parameters, prepared.known.answers)
+        step.survey = survey_of(given.model, given.inputs, parameters, prepared.facts.answers)
     if (
         step.ways.calls
         or step.ways.uses
@@ -187,7 +187,7 @@ def survey_of(
     model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]
 ) -> Survey:
     """Where the examples are in what the model's layers and tables read; kept in ``answers``
-    (``known``).
+    (``model_facts``).
 
     Positions of a sequence of length 1 do not show, so that a survey of one does not count for
     longer ones.

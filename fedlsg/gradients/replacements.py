@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.supported import check_supported, refusal, trainable
+from fedlsg.gradients.hooked_pass.supported import check_supported, refusal, trainable
 
 GROUPS, CHANNELS = 32, 4
 """Most groups of a GroupNorm that replaces a BatchNorm, and fewest channels of a group: with one

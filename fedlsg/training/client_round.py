@@ -27,8 +27,8 @@ from fedlsg.gradients import (
     summed_gradient,
     summed_gradients,
 )
+from fedlsg.gradients.hooked_pass.model_facts import same_weights
 from fedlsg.gradients.isolation.state import uninterrupted
-from fedlsg.gradients.known import same_weights
 from fedlsg.privacy import (
     BernoulliDraws,
     Mechanism,

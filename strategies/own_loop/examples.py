@@ -15,13 +15,13 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.frame.public import name_of
 from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.called import in_type
-from fedlsg.gradients.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.call_layers import in_type
+from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.independence.subject import copy_of, joined
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.per_example import call
-from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.strategies.own_loop.made_up import Maker, Takes

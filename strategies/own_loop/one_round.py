@@ -20,11 +20,11 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.config.isolation import Wanted
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size, trainable
+from fedlsg.gradients.hooked_pass.model_facts import forget
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.isolation.levels import Isolation, resolve
 from fedlsg.gradients.isolation.passes import forget_loss
 from fedlsg.gradients.isolation.trial import level_of_own_code, word_on
-from fedlsg.gradients.known import forget
-from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import (

@@ -28,7 +28,7 @@ from benchmarks.privacy.adversaries import (
     text_cases,
 )
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, subject
-from fedlsg.gradients.precision import Precision
+from fedlsg.gradients.hooked_pass.precision import Precision
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.training import local_training as microbatches
 from fedlsg.training.local_training import ROWS_ON_CPU, LocalTraining, shape_of

@@ -15,7 +15,7 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.synthetic import dead_leaves
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.embedding_rows import RowGradients
-from fedlsg.gradients.precision import Precision
+from fedlsg.gradients.hooked_pass.precision import Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
 from fedlsg.simulations.server.summary import hardware

@@ -56,15 +56,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.calls.registry import STATISTICS
-from fedlsg.gradients.independence.coupled_draws import Draws
-from fedlsg.gradients.independence.subject import Outcome, Subject, forms, prepare
-from fedlsg.gradients.independence.trace import Trace, first_apart
-from fedlsg.gradients.isolation.levels import Isolation
-from fedlsg.gradients.isolation.secret_seeds import FIX as NO_SEEDS
-from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError
-from fedlsg.gradients.layer_faults import layer_fault
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
-from fedlsg.gradients.supported import (
+from fedlsg.gradients.hooked_pass.supported import (
     NOTHING,
     UnsupportedLayerError,
     check_initialized,
@@ -73,6 +65,14 @@ from fedlsg.gradients.supported import (
     trainable,
     unsupported,
 )
+from fedlsg.gradients.independence.coupled_draws import Draws
+from fedlsg.gradients.independence.subject import Outcome, Subject, forms, prepare
+from fedlsg.gradients.independence.trace import Trace, first_apart
+from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.secret_seeds import FIX as NO_SEEDS
+from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError
+from fedlsg.gradients.layer_faults import layer_fault
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.tensors import fields_of
 from fedlsg.user_code.failure import describe, is_own
 from fedlsg.user_code.objects import same_numbers

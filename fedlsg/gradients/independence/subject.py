@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
-from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.layers import can_be_carried
-from fedlsg.gradients.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.call_layers import in_type
+from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.precision import FLOAT32
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, trainable, unsupported
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.isolation.passes import per_example_gradients
 from fedlsg.gradients.loss_contents import untrained_leaves
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of
-from fedlsg.gradients.precision import FLOAT32
-from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.user_code.failure import describe, is_own
 

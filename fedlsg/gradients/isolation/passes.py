@@ -13,11 +13,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.blocks import embed
 from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.hooked_layers import force_eager
-from fedlsg.gradients.hooks import Pass
+from fedlsg.gradients.hooked_pass.blocks import embed
+from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
+from fedlsg.gradients.hooked_pass.hooks import Pass
+from fedlsg.gradients.hooked_pass.model_facts import Prepared, check, facts_of, prepare
+from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision
+from fedlsg.gradients.hooked_pass.supported import Checked
 from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
 from fedlsg.gradients.isolation.batched import refuse_process
@@ -25,10 +28,7 @@ from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.secret_seeds import own_seeds_refused
 from fedlsg.gradients.isolation.state import SharedDrawError, forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
-from fedlsg.gradients.known import Prepared, check, known, prepare
 from fedlsg.gradients.per_example import Batch, Given, LossFunction, rounding, run, run_pass
-from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.supported import Checked
 from fedlsg.user_code.library import own_code
 
 
@@ -172,7 +172,7 @@ def library_with_state(model: nn.Module) -> bool:
 
 def own_model(model: nn.Module) -> bool:
     """Whether code of a user runs in the model's passes."""
-    answers = known(model).answers
+    answers = facts_of(model).answers
     if "own code" not in answers:
         answers["own code"] = own_code(model) is not None
     return bool(answers["own code"])
@@ -212,7 +212,7 @@ def patched_layers(prepared: Prepared) -> set[str]:
     """Parameters of known layers whose class was patched: their code is a user's, and may not see
     the batch.
     """
-    answers, names = prepared.known.answers, set[str]()
+    answers, names = prepared.facts.answers, set[str]()
     for layer in vmapped.layers_of(prepared):
         kind = type(layer.module)
         if ("patched", kind) not in answers:

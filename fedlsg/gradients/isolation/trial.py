@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.gradients.isolation.levels import Isolation, slow_word
 from fedlsg.gradients.isolation.passes import (
     DRAW_TOGETHER,
@@ -19,7 +20,6 @@ from fedlsg.gradients.isolation.passes import (
 )
 from fedlsg.gradients.isolation.state import states_of_python
 from fedlsg.gradients.per_example import LossFunction, batch_size
-from fedlsg.gradients.supported import trainable
 from fedlsg.tensors import rows_of, spaced
 from fedlsg.user_code.failure import describe
 

@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedlsg.gradients.called import CallLayer, watch_call
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
-from fedlsg.gradients.hooked_layers import Layer
-from fedlsg.gradients.hooks import Pass, freeze
+from fedlsg.gradients.hooked_pass.call_layers import CallLayer, watch_call
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer
+from fedlsg.gradients.hooked_pass.hooks import Pass, freeze
+from fedlsg.gradients.hooked_pass.model_facts import Prepared
+from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.gradients.isolation.alone import row_of
 from fedlsg.gradients.isolation.batched import (
     examples_alone,
@@ -37,9 +39,7 @@ from fedlsg.gradients.isolation.batched import (
     outside,
 )
 from fedlsg.gradients.isolation.state import forgetting
-from fedlsg.gradients.known import Prepared
 from fedlsg.gradients.per_example import Given
-from fedlsg.gradients.precision import without_autocast
 from fedlsg.tensors import each, fields_of
 
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)

@@ -12,7 +12,7 @@ from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.tokens import TextPrior, received_span, span_test
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import cross_entropy, method, observe
 

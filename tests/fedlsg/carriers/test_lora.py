@@ -18,8 +18,8 @@ from fedlsg.carriers.lora import (
     merge,
 )
 from fedlsg.frame import Frame
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import trainable
 from fedlsg.masks.freezing import keep_units, unit_importance
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule, make_frame

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedlsg.carriers import Factors, carried_parameters
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 

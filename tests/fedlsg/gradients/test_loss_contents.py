@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.loss_contents import held_tensors
 from fedlsg.gradients.losses import per_example_loss
-from fedlsg.gradients.supported import UnsupportedLayerError
 
 W = torch.tensor([0.5, 1.0, 2.0])
 GLOBAL = W * 2

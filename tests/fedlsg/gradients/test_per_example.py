@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fedlsg.gradients.blocks as blocks
+import fedlsg.gradients.hooked_pass.blocks as blocks
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.frame.forms import FORMS
 from fedlsg.gradients.formulas.layers import LinearGradients
+from fedlsg.gradients.hooked_pass.model_facts import prepare
+from fedlsg.gradients.hooked_pass.precision import FLOAT32
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import summed_gradient
-from fedlsg.gradients.precision import FLOAT32
 from fedlsg.lowrank import decompose
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.hooks import Pass
+from fedlsg.gradients.hooked_pass.hooks import Pass
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
     cross_entropy,
@@ -302,5 +302,5 @@ def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkey
 
     model, x, targets, frame = custom(forward)
     monkeypatch.setattr(Pass, "backward", unasked)
-    monkeypatch.setattr("fedlsg.gradients.hooks.leads_to", lambda end, places: False)
+    monkeypatch.setattr("fedlsg.gradients.hooked_pass.hooks.leads_to", lambda end, places: False)
     assert naive_error(model, squared_error, x, targets, frame) > 0.1

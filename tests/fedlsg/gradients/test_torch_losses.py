@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.losses import per_example_loss
-from fedlsg.gradients.supported import UnsupportedLayerError
 
 B, K = 4, 3
 W = torch.tensor([0.5, 1.0, 2.0])

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.gradient_oracle import make_frame
 
 transformers = pytest.importorskip("transformers", reason="these models need the text extra")

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 import fedlsg
 from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.isolation.levels import Isolation
-from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.strategies.own_loop.examples import check_example, check_synthetic, checked_ctc
 from tests.fedlsg.support.mixing_zoo import HONEST, LABELS, MIXING, Case, Embedded
 

@@ -14,7 +14,7 @@ from fedlsg.attacks.audit.played.stated import Stated
 from fedlsg.attacks.audit.played.unit_mode import Recording, record
 from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
 from fedlsg.config.units import CLIENT
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.method import Schedule, make_frame
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.training.client_round import LocalTraining

@@ -15,7 +15,7 @@ from fedlsg.carriers import carried_parameters, carried_sizes, prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis
 from fedlsg.frame.public import Public
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client_round import LocalTraining, client_step

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.gradients.activation_storage
-import fedlsg.gradients.hooks
+import fedlsg.gradients.hooked_pass.activation_storage
+import fedlsg.gradients.hooked_pass.hooks
 import fedlsg.training.server_round
 from benchmarks.speed.arms import plain, private
 from benchmarks.speed.subjects import Encoder, Subject
-from fedlsg.gradients.precision import FLOAT32, Precision
+from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision
 from fedlsg.simulations.models.resnet import wide_resnet
 from tests.fedlsg.support.live_bytes import live_bytes
 
@@ -24,7 +24,7 @@ from tests.fedlsg.support.live_bytes import live_bytes
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are made again, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.activation_storage, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.hooked_pass.activation_storage, "REMATERIALIZED_FROM", 1)
 
 
 def small_wrn() -> Subject:

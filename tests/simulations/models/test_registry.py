@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.gradients.supported import check_supported
+from fedlsg.gradients.hooked_pass.supported import check_supported
 from fedlsg.simulations.models import vision
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)

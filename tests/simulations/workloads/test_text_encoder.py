@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.frame import Frame
+from fedlsg.gradients.hooked_pass.supported import check_supported, trainable
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import check_supported, trainable
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.simulations.models.encoder import TextClassifier, build_encoder
 from fedlsg.simulations.models.encoder_source import find_encoder

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.payload.message import pack
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases
-from fedlsg.gradients.supported import trainable
+from fedlsg.gradients.hooked_pass.supported import trainable
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState

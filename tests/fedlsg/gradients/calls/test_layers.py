@@ -12,8 +12,8 @@ from fedlsg.gradients.calls import recurrent, registry
 from fedlsg.gradients.calls.registry import BUILT_IN
 from fedlsg.gradients.formulas import embedding_rows
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, trainable
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError, trainable
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error
 from tests.fedlsg.support.layer_zoo import ZOO, Attention, Case, Recurrent, loss

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import fedlsg
 from fedlsg.gradients import registered_layers
 from fedlsg.gradients.calls import by_torch_func
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, check_supported
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 

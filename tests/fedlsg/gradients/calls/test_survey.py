@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 T = 20

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_layers as planning
-import fedlsg.gradients.known as known
+import fedlsg.gradients.hooked_pass.hooked_layers as planning
+from fedlsg.gradients.hooked_pass import model_facts
+from fedlsg.gradients.hooked_pass.model_facts import prepare
+from fedlsg.gradients.hooked_pass.precision import FLOAT32
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.known import prepare
-from fedlsg.gradients.precision import FLOAT32
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server_round import ServerOptimizer, make_optimizer, server_step
@@ -33,11 +33,11 @@ def test_microbatches_share_the_shortcuts_of_their_step(monkeypatch):
         for i in range(3)
     ]
     looked: list[int] = []
-    honest = known.through_outputs
+    honest = model_facts.through_outputs
     monkeypatch.setattr(
-        known, "through_outputs", lambda layers: looked.append(len(layers)) or honest(layers)
+        model_facts, "through_outputs", lambda layers: looked.append(len(layers)) or honest(layers)
     )
-    with known.same_weights(frame):
+    with model_facts.same_weights(frame):
         shared = [
             per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame)
             for i in range(3)

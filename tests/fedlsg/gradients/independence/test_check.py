@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, check_supported
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.isolation.levels import Isolation
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support import mixers
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 from tests.fedlsg.support.mixers import CLASSES, TOKENS, WIDTH, Apply, MeanMixer, tokens_model

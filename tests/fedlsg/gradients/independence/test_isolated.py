@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedlsg
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
-from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.gradients.calls.test_registry import Bend, bend_gradients, problem
 from tests.fedlsg.support.gradient_oracle import cross_entropy, squared_error
 from tests.fedlsg.support.mixers import Apply

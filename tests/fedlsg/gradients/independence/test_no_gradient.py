@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
-from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 from tests.fedlsg.support.mixers import CLASSES, TOKENS, WIDTH, tokens_model
 

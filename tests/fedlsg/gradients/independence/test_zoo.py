@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check_model
-from fedlsg.gradients.supported import UnsupportedLayerError
-from tests.fedlsg.gradients.test_uses import SOUND, Model
+from tests.fedlsg.gradients.hooked_pass.test_uses import SOUND, Model
 from tests.fedlsg.support.gradient_oracle import squared_error
 from tests.fedlsg.support.layer_zoo import ZOO, loss
 

@@ -13,8 +13,12 @@ from torch.nn.utils.parametrize import remove_parametrizations
 import fedlsg
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import register_layer
+from fedlsg.gradients.hooked_pass.supported import (
+    UnsupportedLayerError,
+    check_frame,
+    check_supported,
+)
 from fedlsg.gradients.independence import check_model
-from fedlsg.gradients.supported import UnsupportedLayerError, check_frame, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 

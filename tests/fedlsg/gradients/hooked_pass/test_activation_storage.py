@@ -11,13 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.gradients.activation_storage
-from fedlsg.gradients import activation_storage
-from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, Rematerialized
+import fedlsg.gradients.hooked_pass.activation_storage
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.hooked_pass import activation_storage
+from fedlsg.gradients.hooked_pass.activation_storage import (
+    ActivationStorage,
+    Rematerialization,
+    Rematerialized,
+)
 from fedlsg.gradients.isolation import per_example_gradients
+from tests.fedlsg.gradients.hooked_pass.test_precision import STORED
 from tests.fedlsg.gradients.test_per_example_pass import failing_loss, state
-from tests.fedlsg.gradients.test_precision import STORED
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 from tests.fedlsg.support.problems import make, mlp, standardised
 
@@ -224,7 +228,7 @@ HELD = {
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.activation_storage, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.hooked_pass.activation_storage, "REMATERIALIZED_FROM", 1)
 
 
 def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rematerialized]:

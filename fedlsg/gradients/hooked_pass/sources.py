@@ -12,8 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.blocks import choose_block, remember, remember_output
-from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.survey import FLAT, Axis
@@ -25,10 +23,12 @@ from fedlsg.gradients.formulas.embedding_rows import (
     tied,
 )
 from fedlsg.gradients.formulas.layers import is_turned
-from fedlsg.gradients.hooked_layers import Layer, Slot
-from fedlsg.gradients.precision import without_autocast
-from fedlsg.gradients.unbatched import Unbatched, plain
-from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.hooked_pass.blocks import choose_block, remember, remember_output
+from fedlsg.gradients.hooked_pass.call_layers import CallLayer, Graph, in_type, set_blocks, settle
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer, Slot
+from fedlsg.gradients.hooked_pass.precision import without_autocast
+from fedlsg.gradients.hooked_pass.unbatched import Unbatched, plain
+from fedlsg.gradients.hooked_pass.uses import Uses
 
 Gradients = Sequence[Tensor | Lazy]
 

@@ -33,7 +33,7 @@ from fedlsg.gradients.formulas.layers import (
     is_turned,
 )
 from fedlsg.gradients.formulas.norm import NormGradients
-from fedlsg.gradients.precision import Precision
+from fedlsg.gradients.hooked_pass.precision import Precision
 from fedlsg.tensors import matrix_in_memory_order, to_device, to_memory_order
 
 PRODUCTS = (nn.Linear, nn.Conv2d)

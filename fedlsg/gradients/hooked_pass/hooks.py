@@ -20,14 +20,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.activation_storage import (
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
+from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
+from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.layers import Factors
+from fedlsg.gradients.hooked_pass.activation_storage import (
     ActivationStorage,
     Rematerialization,
     own_memory,
     producer,
     release,
 )
-from fedlsg.gradients.blocks import (
+from fedlsg.gradients.hooked_pass.blocks import (
     LayerMemory,
     choose_block,
     keep_input,
@@ -35,16 +40,11 @@ from fedlsg.gradients.blocks import (
     remember,
     remember_output,
 )
-from fedlsg.gradients.called import CallLayer, arguments, check_batch, watch_call
-from fedlsg.gradients.calls import unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
-from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
-from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.formulas.layers import Factors
-from fedlsg.gradients.hooked_layers import Layer, place
-from fedlsg.gradients.known import Prepared
-from fedlsg.gradients.precision import Precision, without_autocast
-from fedlsg.gradients.sources import (
+from fedlsg.gradients.hooked_pass.call_layers import CallLayer, arguments, check_batch, watch_call
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer, place
+from fedlsg.gradients.hooked_pass.model_facts import Prepared
+from fedlsg.gradients.hooked_pass.precision import Precision, without_autocast
+from fedlsg.gradients.hooked_pass.sources import (
     axis_of,
     is_constant,
     leads_to,
@@ -53,9 +53,9 @@ from fedlsg.gradients.sources import (
     takes_shared,
     without_batch,
 )
-from fedlsg.gradients.supported import Checked
-from fedlsg.gradients.unbatched import axis_of_read, plain
-from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.hooked_pass.supported import Checked
+from fedlsg.gradients.hooked_pass.unbatched import axis_of_read, plain
+from fedlsg.gradients.hooked_pass.uses import Uses
 
 HIDDEN = (
     "its input requires a gradient, but no call of a trainable layer comes before it; call layers "

@@ -20,9 +20,9 @@ import fedlsg.privacy.clip_norms
 import fedlsg.training.client_round
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
+from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.per_example import summable, summed_gradient
-from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.clip_norms import clip_factors
 from fedlsg.privacy.mechanism import Mechanism, add_noise

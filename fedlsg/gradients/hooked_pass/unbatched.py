@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
 from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy
+from fedlsg.gradients.hooked_pass.call_layers import Graph
 
 ELEMENTWISE = {
     "add",

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.gradients.calls.survey import Survey
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.per_example import survey_of
-from fedlsg.gradients.supported import UnsupportedLayerError, trainable
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 BATCH = 4

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.gradients.activation_storage import own_memory, producer
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.registry import Ways
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.formulas.layers import kept_values
-from fedlsg.gradients.hooked_layers import Slot
-from fedlsg.gradients.precision import without_autocast
+from fedlsg.gradients.hooked_pass.activation_storage import own_memory, producer
+from fedlsg.gradients.hooked_pass.hooked_layers import Slot
+from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.user_code.failure import describe
 
 

@@ -29,13 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.activation_storage import producer
-from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls.registry import ReadElsewhereError, UnsupportedLayerError
 from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy, RowGradients, product
-from fedlsg.gradients.unbatched import (
+from fedlsg.gradients.hooked_pass.activation_storage import producer
+from fedlsg.gradients.hooked_pass.call_layers import Graph
+from fedlsg.gradients.hooked_pass.unbatched import (
     ELEMENTWISE,
     FIX,
     JOINS,

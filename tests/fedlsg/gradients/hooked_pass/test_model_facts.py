@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-import fedlsg.gradients.known as known
 from fedlsg.gradients import check
+from fedlsg.gradients.hooked_pass import model_facts
+from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.user_code.fingerprint import Fingerprint
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
@@ -178,11 +178,13 @@ def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
     model, x, y = problem()
     frames = [make_frame(model, rank=2, sparsity=0.0, carry=False) for _ in range(2)]
     seen: list[nn.Module] = []
-    monkeypatch.setattr("fedlsg.gradients.known.check_supported", lambda model: seen.append(model))
+    monkeypatch.setattr(
+        "fedlsg.gradients.hooked_pass.model_facts.check_supported", lambda model: seen.append(model)
+    )
     for frame in (*frames, *frames):
         per_example_gradients(model, squared_error, x, y, frame)
     assert len(seen) == 1
-    known.forget(model)  # negative control
+    model_facts.forget(model)  # negative control
     per_example_gradients(model, squared_error, x, y, frames[0])
     assert len(seen) == 2
 
@@ -249,7 +251,7 @@ def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch
     model, x, y = turned_problem()
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     monkeypatch.setattr(
-        known, "fingerprint_of_modules", lambda model: Fingerprint((), (), (), (), ())
+        model_facts, "fingerprint_of_modules", lambda model: Fingerprint((), (), (), (), ())
     )
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
     turn(model)

@@ -27,8 +27,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialized
-from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.formulas.embedding_rows import product
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
@@ -47,7 +45,9 @@ from fedlsg.gradients.formulas.standardized import (
     finish_right,
     note_output,
 )
-from fedlsg.gradients.hooked_layers import Layer, Slot
+from fedlsg.gradients.hooked_pass.activation_storage import ActivationStorage, Rematerialized
+from fedlsg.gradients.hooked_pass.call_layers import Graph
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer, Slot
 
 
 @dataclass(kw_only=True, eq=False, slots=True)

@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary, ref
 from torch import nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import NORMS
-from fedlsg.gradients.called import CallLayer, call_layers
 from fedlsg.gradients.calls.registry import Ways, registered_layers, ways_of
-from fedlsg.gradients.hooked_layers import (
+from fedlsg.gradients.hooked_pass.activation_storage import NORMS
+from fedlsg.gradients.hooked_pass.call_layers import CallLayer, call_layers
+from fedlsg.gradients.hooked_pass.hooked_layers import (
     Layer,
     Slot,
     make_layers,
@@ -30,13 +30,13 @@ from fedlsg.gradients.hooked_layers import (
     modules_of,
     through_outputs,
 )
-from fedlsg.gradients.precision import Precision
-from fedlsg.gradients.supported import Checked, check_frame, check_supported, trainable
+from fedlsg.gradients.hooked_pass.precision import Precision
+from fedlsg.gradients.hooked_pass.supported import Checked, check_frame, check_supported, trainable
 from fedlsg.user_code.fingerprint import fingerprint_of_modules
 
 
 @dataclass(frozen=True)
-class Known:
+class ModelFacts:
     """The answers about a model in one state.
 
     ``alive``: its modules and parameters; while they live, no other object has their id.
@@ -47,19 +47,20 @@ class Known:
     answers: dict[Hashable, Any] = field(default_factory=dict)
 
 
-_known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+_facts: WeakKeyDictionary[nn.Module, ModelFacts] = WeakKeyDictionary()
 """Invalid as soon as the fingerprint or the registered layers are others, and by ``forget``."""
 
 
-def known(model: nn.Module) -> Known:
-    """What is known of the model as it is now. No answer may hold the model itself, or it would
-    never be freed.
+def facts_of(model: nn.Module) -> ModelFacts:
+    """The facts about the model as it is now.
+
+    No answer may hold the model itself, or it would never be freed.
     """
     now = fingerprint_of_modules(model)
     marks = tuple(registered_layers().items()), now.structure, now.numbers
-    entry = _known.get(model)
+    entry = _facts.get(model)
     if entry is None or entry.marks != marks or any([part() is None for part in entry.alive]):
-        entry = _known[model] = Known(marks, [ref(part) for part in now.parts])
+        entry = _facts[model] = ModelFacts(marks, [ref(part) for part in now.parts])
     return entry
 
 
@@ -67,17 +68,17 @@ def forget(model: nn.Module) -> None:
     """What the answers do not see may have changed: methods of classes, functions and objects in
     attributes.
     """
-    _known.pop(model, None)
+    _facts.pop(model, None)
 
 
-def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
+def check(model: nn.Module, frame: Frame, now: ModelFacts | None = None) -> Checked:
     """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be
     computed.
 
     A model that has not changed is not checked again for a frame of the same coordinates. ``now``:
-    what is ``known`` of it.
+    its ``ModelFacts``.
     """
-    checked = (now or known(model)).answers
+    checked = (now or facts_of(model)).answers
     trained: Checked | None = checked.get(frame.layout)
     if trained is None:
         check_supported(model)
@@ -90,11 +91,11 @@ def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
 class Prepared:
     """What a pass over a model in a frame needs; microbatches of a step share it.
 
-    ``known``: the state of the model for which it was made.
+    ``facts``: of the model in the state for which it was made.
     ``norms``: its norms that are no layers.
     """
 
-    known: Known
+    facts: ModelFacts
     kind: object
     parameters: Checked
     ways: Ways
@@ -105,7 +106,7 @@ class Prepared:
 
 
 _same_weights: WeakKeyDictionary[Frame, Prepared | None] = WeakKeyDictionary()
-"""Invalid with what is ``known`` of the model, for another precision or other reads, and at the end
+"""Invalid with the ``ModelFacts``, for another precision or other reads, and at the end
 of ``same_weights``.
 """
 
@@ -130,9 +131,9 @@ def prepare(
     ``read``: parameters that are followed by their uses. A model that changed since it was checked
     is checked again.
     """
-    now, kind = known(model), (precision.mixed, frozenset(read))
+    now, kind = facts_of(model), (precision.mixed, frozenset(read))
     before = _same_weights.get(frame)
-    if before is not None and before.known is now and before.kind == kind:
+    if before is not None and before.facts is now and before.kind == kind:
         return before
     parameters = check(model, frame, now)
     ways = ways_of(model, read)
@@ -142,7 +143,7 @@ def prepare(
     hooked = {id(layer.module) for layer in layers}
     norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
     prepared = Prepared(
-        known=now,
+        facts=now,
         parameters=parameters,
         kind=kind,
         ways=ways,
