@@ -1,12 +1,13 @@
-"""LoRA: a frozen weight plus two trained factors (Hu et al. 2022), and which parameters a method
-trains.
+"""LoRA: a frozen weight plus the product of two trained factors (Hu et al. 2022).
 
 Symbols: W_0 (m, n) frozen weight    A (r, n) "down"    B (m, r) "up"    s = alpha / r
     y = W_0 x + s B A x, and the effective weight is W_0 + s B A
     with a core C (r, r), ``train="core"``: y = W_0 x + s B C A x
-The factors are ordinary layers, so that their per-example gradients, clip, noise and payload are
-those of any other dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors
-are a (r, c, kh, kw) kernel followed by a 1 x 1 one, (m, r, 1, 1).
+
+``Lora`` says what a method trains, ``Adapted`` is the layer. The factors are ordinary layers, so
+that their per-example gradients, clip, noise and payload are those of any other dense parameter:
+dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors are a (r, c, kh, kw) kernel followed
+by a 1 x 1 one, (m, r, 1, 1).
 """
 
 import math
@@ -53,53 +54,71 @@ TrainEmbeddings = Annotated[
 
 
 class Adapted(nn.Module):
-    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its
-    bias is trained on.
+    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors.
 
-    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers
-    computes x W, so that B comes first there. Nothing changes at the start: B is 0, or the core is,
-    where there is one. With a core, A and B are carriers of W_0. Without, A is drawn: uniformly, as
-    LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
+    The bias of the layer is still trained. The product is B A, or B C A, in the shape in which the
+    weight is stored. Conv1D of transformers computes x W, so that B comes first there.
+    At the start the layer computes what it did before: the core is 0 or, without a core, B is.
+    With a core, A and B are carriers of W_0. Without, A is random: uniform, as in the paper's code
+    (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
     def __init__(self, base: nn.Module, carrier: "Lora", generator: torch.Generator) -> None:
         super().__init__()
-        self.base, self.scale = base, carrier.scale
-        weight = base.get_parameter("weight").requires_grad_(False)
-        rank, fan_in, W_0 = carrier.rank, weight[0].numel(), weight.detach()
-        A: Tensor
-        B = torch.zeros(len(W_0), rank)
+        self.base = base
+        self.scale = carrier.scale
+        W_0 = base.get_parameter("weight").requires_grad_(False).detach()
+        A, B = initial_factors(W_0, carrier, generator)
+        rank = carrier.rank
+        self.down = _filled(_down_layer(base, rank), A, W_0)
+        self.core: nn.Module | None = None
         if carrier.train == "core":
-            B, A = decompose(W_0, rank, generator=generator, power_steps=carrier.power_steps)
-        elif carrier.orthonormal:
-            A = orthonormal_rows(torch.randn(rank, fan_in, generator=generator))
-        else:
-            A = (torch.rand(rank, fan_in, generator=generator) * 2 - 1) / fan_in**0.5
-        if isinstance(base, nn.Conv2d):
-            kernel = (base.kernel_size, base.stride, base.padding, base.dilation)
-            down: nn.Module = nn.Conv2d(base.in_channels, rank, *kernel, bias=False, device="meta")  # type: ignore[arg-type]
-        else:
-            down = _mixing(base, fan_in, rank)
-        self.down = _filled(down, A, W_0)
-        self.core = (
-            _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0)
-            if carrier.train == "core"
-            else None
-        )
-        self.up = _filled(_mixing(base, rank, len(W_0)), B, W_0)
+            self.core = _filled(_unit_layer(base, rank, rank), torch.zeros(rank, rank), W_0)
+        self.up = _filled(_unit_layer(base, rank, len(W_0)), B, W_0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *) as the frozen layer takes it."""
         first, last = (self.up, self.down) if is_turned(self.base) else (self.down, self.up)
         inner = first(x)
-        result: Tensor = self.base(x) + self.scale * last(
-            inner if self.core is None else self.core(inner)
-        )
+        if self.core is not None:
+            inner = self.core(inner)
+        result: Tensor = self.base(x) + self.scale * last(inner)
         return result
 
 
-def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
-    """A layer that mixes units, or channels at each place, as the ``base`` needs it."""
+def initial_factors(
+    W_0: Float[Tensor, "m *rest"], carrier: "Lora", generator: torch.Generator
+) -> tuple[Float[Tensor, "r n"], Float[Tensor, "m r"]]:
+    """A and B at the start, see ``Adapted``."""
+    rank, fan_in = carrier.rank, W_0[0].numel()
+    if carrier.train == "core":
+        L, R = decompose(W_0, rank, generator=generator, power_steps=carrier.power_steps)
+        return R, L
+    if carrier.orthonormal:
+        A = orthonormal_rows(torch.randn(rank, fan_in, generator=generator))
+    else:
+        A = (torch.rand(rank, fan_in, generator=generator) * 2 - 1) / fan_in**0.5
+    return A, torch.zeros(len(W_0), rank)
+
+
+def _down_layer(base: nn.Module, rank: int) -> nn.Module:
+    """The layer of A. That of a convolution has its kernel size, stride, padding and dilation."""
+    if isinstance(base, nn.Conv2d):
+        return nn.Conv2d(
+            base.in_channels,
+            rank,
+            base.kernel_size,  # type: ignore[arg-type]
+            base.stride,  # type: ignore[arg-type]
+            base.padding,  # type: ignore[arg-type]
+            base.dilation,  # type: ignore[arg-type]
+            bias=False,
+            device="meta",
+        )
+    return _unit_layer(base, base.get_parameter("weight")[0].numel(), rank)
+
+
+def _unit_layer(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
+    """A layer of the kind of ``base`` that mixes units, or at each pixel channels."""
     if isinstance(base, nn.Conv2d):
         return nn.Conv2d(inputs, outputs, 1, bias=False, device="meta")
     if is_turned(base):
@@ -108,13 +127,11 @@ def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
 
 
 def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
-    """A layer made on the meta device, with this weight, on the device and in the type of
-    ``like``.
-    """
+    """A layer of the meta device, moved to the device and type of ``like``, with this weight."""
     layer.to_empty(device=like.device).to(like.dtype)
-    own = layer.get_parameter("weight")
+    parameter = layer.get_parameter("weight")
     with torch.no_grad():
-        own.copy_(weight.reshape(own.shape))
+        parameter.copy_(weight.reshape(parameter.shape))
     return layer
 
 
@@ -122,12 +139,14 @@ def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
 class Lora(Carrier):
     """W is frozen and two factors are trained in its place (``Adapted``).
 
-    ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C
-    (r, r) between B and A, which are then carriers of W_0 after ``power_steps``.
-    ``orthonormal``: A starts with orthonormal rows.
-    ``alpha``: s is alpha / rank; None means s = 1.
-    ``embeddings``: train the tables of words and positions, too, which have far more values than
-        the factors.
+    rank: r.
+    power_steps: of the decomposition of W_0 that gives A and B; for a core only.
+    alpha: s is alpha / rank; None means s = 1.
+    train: "all" trains A and B, and whatever else LoRA does not freeze. "up" trains B and the head
+        only; "core" the core C (r, r) between B and A, and the head.
+    orthonormal: A starts with orthonormal rows.
+    embeddings: train the tables of words and positions, too, which have far more values than the
+        factors.
     """
 
     kind: ClassVar[str] = "lora"
@@ -158,20 +177,21 @@ class Lora(Carrier):
         )
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
-        """None: the factors are parameters of their own."""
+        """No weight: the factors are parameters of their own, with dense gradients."""
         return ()
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Insert adapters in the layers outside of the head that low-rank carriers of this rank
-        would carry.
+        """Insert adapters, and freeze what the method does not train.
 
-        LoRA freezes what it adapts, and embeddings where nobody asks for them (tied ones in the
-        head, too). A head starts at random: all of it is trained.
+        Adapted are the layers outside of the head in which low-rank carriers of this rank would
+        save values. Their weights are frozen, and so are embeddings unless ``embeddings`` (those
+        tied to the head as well). The head starts at random: all of it is trained.
         Raises ValueError if no layer can be adapted.
         """
-        for name in weights_that_pay(
+        weights = weights_that_pay(
             model, LowRank(rank=self.rank), find_classifier(model, classifier)
-        ):
+        )
+        for name in weights:
             path = name.removesuffix("weight").removesuffix(".")
             if not path:
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
@@ -187,33 +207,23 @@ class Lora(Carrier):
             freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
-        """Rows of dB and columns of dA, under a mask of units."""
-        return (
-            mask_factors(blocks, public.weights, public.initial, mask, self)
-            if mask.units
-            else blocks
-        )
+        """The blocks with what a mask of units keeps; other masks act on no factor."""
+        if not mask.units:
+            return blocks
+        return mask_factors(blocks, public.weights, public.initial, mask, self)
 
 
 def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
-    """The tables of words, positions and types: what modules of type Embedding, or of a subclass,
-    own.
-    """
-    return [
-        p
-        for m in model.modules()
-        if isinstance(m, nn.Embedding)
-        for p in m.parameters(recurse=False)
-    ]
+    """The tables of words, positions and types: parameters of ``nn.Embedding`` or a subclass."""
+    modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [table for module in modules for table in module.parameters(recurse=False)]
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
-    """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora
-    need.
-    """
+    """W_0 of every adapted layer by parameter name, which masks of units need: public, constant."""
     return {
-        path + BASE: m.base.get_parameter("weight").detach()
-        for path, m in adapted_layers(model).items()
+        path + BASE: layer.base.get_parameter("weight").detach()
+        for path, layer in adapted_layers(model).items()
     }
 
 
@@ -233,24 +243,24 @@ def adapted_layers(model: nn.Module) -> dict[str, Adapted]:
 
 
 def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -> dict[str, Tensor]:
-    """The state_dict of the model without adapters: W = W_0 + s B A in each adapted layer, the
-    factors left out.
+    """The state_dict of the model without adapters, with W = W_0 + s B A in each adapted layer.
 
-    ``tensors``: the state_dict of the model with adapters at ``paths``. Names and their order are
-    those of the model before ``prepare_model``. It is the same function up to rounding where a
-    layer is linear in its weight: a weight-standardised convolution is not. Raises KeyError for a
-    path that the tensors lack.
+    ``tensors``: the state_dict of the model with adapters at ``paths``.
+    Guarantee: names and their order are those of the model before ``Lora.prepare``. The merged
+    model computes the same up to rounding if each adapted layer is linear in its weight; a
+    weight-standardised convolution is not. Raises KeyError for a path that the tensors lack.
     """
     merged = dict(tensors)
     for path in paths:
         merged[path + BASE] = effective_weight(path, tensors, tensors, scale)
         for factor in (DOWN, CORE, UP):
             merged.pop(path + factor, None)
-    places = {name: name.rpartition(".base.") for name in merged}
-    return {
-        f"{path}.{own}" if path in paths else name: merged[name]
-        for name, (path, _, own) in places.items()
-    }
+
+    def name_without_adapter(name: str) -> str:
+        path, _, parameter = name.rpartition(".base.")
+        return f"{path}.{parameter}" if path in paths else name
+
+    return {name_without_adapter(name): tensor for name, tensor in merged.items()}
 
 
 def mask_factors(
@@ -260,26 +270,23 @@ def mask_factors(
     mask: Mask,
     carrier: Lora,
 ) -> tuple[Block, ...]:
-    """Blocks of which dB keeps the rows of important out units and dA the columns of important in
-    units.
+    """The blocks, of which dB keeps rows and dA keeps columns (Ito et al. 2024, Alg. 1).
 
-    Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All
-    other blocks are kept whole.
+    Kept are the rows of important out units and the columns of important in units, by the
+    importance in the effective weight W_0 + s B A. All other blocks are kept whole.
     """
-    by_parameter: dict[str, tuple[int, Tensor]] = {}
+    axes: dict[str, int] = {}
+    importances: list[Tensor] = []
     for block in blocks:
         for suffix, axis in ((UP, 0), (DOWN, 1)):
             path = block.parameter.removesuffix(suffix)
             if block.parameter.endswith(suffix) and path + BASE in initial:
-                by_parameter[block.parameter] = (
-                    axis,
-                    unit_importance(effective_weight(path, weights, initial, carrier.scale))[axis],
-                )
-    kept = keep_units_of_each(
-        [importance for _, importance in by_parameter.values()], mask.sparsity, mask.direction
-    )
+                weight = effective_weight(path, weights, initial, carrier.scale)
+                axes[block.parameter] = axis
+                importances.append(unit_importance(weight)[axis])
+    kept = keep_units_of_each(importances, mask.sparsity, mask.direction)
     keeps = {
-        name: Keep(axis=axis, index=k)
-        for (name, (axis, _)), k in zip(by_parameter.items(), kept, strict=True)
+        parameter: Keep(axis=axis, index=units)
+        for (parameter, axis), units in zip(axes.items(), kept, strict=True)
     }
     return tuple(replace(block, keep=keeps.get(block.parameter, block.keep)) for block in blocks)

@@ -4,7 +4,8 @@ Nothing here reads private data: computing times come from declared numbers of e
 a drawn batch.
 """
 
-from fedlsg.participation.draw import Finish, Participation, Trace, Traffic, read_trace
+from fedlsg.participation.availability_trace import Trace, read_trace
+from fedlsg.participation.draw import Finish, Participation, Traffic
 from fedlsg.participation.health import Health
 
 __all__ = [

@@ -1,130 +1,39 @@
-"""The public conditions of a federation: who is there, who is selected or leaves, when replies come
-and a round ends.
+"""Which clients take part in a round, and when does it end? Public draws and a simulated clock.
+
+A round begins, selects some of the clients that are there, loses those that leave, and ends when
+enough replies have arrived. Every draw is public, and follows from (seed, purpose, round, client):
+it is the same on every engine and in a resumed run.
 
 Symbols: k = ``per_round``, the replies that a round uses at most; s_i = ``compute_seconds[i]``,
 client i's declared expected examples x local steps x seconds an example x the client's own factor.
 
-    arrival of client i = 8 bytes_down / downlink + s_i + 8 bytes_up / uplink       (seconds after
-                                                                                    the round's
-                                                                                    start)
-
-Every draw is public, and follows from (seed, purpose, round, client): equal on every engine and in
-a resumed run. A trace of availability says when each client can be selected, in simulated seconds
-since the start of the run:
-
-    client,from,to
-    3,0,120
-    3,300,420        client 3 is there in [0, 120) and in [300, 420); a client without a line is
-                     always there
+    reply of client i arrives     8 bytes_down / downlink + s_i + 8 bytes_up / uplink
+                                  seconds after the start of the round
 """
 
-import csv
-import hashlib
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedlsg.config.selection import UNIFORM, Selection
+from fedlsg.participation.availability_trace import Trace
 from fedlsg.randomness import public_generator
 
-COLUMNS = ["client", "from", "to"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """``intervals``: from and to by client, ascending and apart; ``digest``: SHA-256 of the file,
-    hexadecimal.
-    """
-
-    intervals: Mapping[int, tuple[tuple[float, float], ...]]
-    digest: str
-
-    def available(self, client: int, now: float) -> bool:
-        """Whether a client is there at a time: from <= now < to of one of its intervals."""
-        intervals = self.intervals.get(client)
-        if intervals is None:
-            return True
-        place = bisect_right(intervals, (now, math.inf))
-        return place > 0 and now < intervals[place - 1][1]
-
-    @cached_property
-    def arrivals(self) -> tuple[float, ...]:
-        """The times at which a client comes, ascending."""
-        return tuple(
-            sorted({start for intervals in self.intervals.values() for start, _ in intervals})
-        )
-
-
-def read_trace(path: Path, clients: int) -> Trace:
-    """The trace of a CSV file for clients 0 to ``clients - 1``. Intervals of a client that overlap
-    become one.
-
-    Raises ValueError, naming file and line, for anything else.
-    """
-    try:
-        data = path.read_bytes()
-        lines = list(csv.reader(data.decode().splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = (
-            f"availability={path}: expected a share such as 0.8, or a trace with the columns "
-            f"client,from,to: {error}"
-        )
-        raise ValueError(why) from None
-    if not lines or [name.strip() for name in lines[0]] != COLUMNS:
-        raise ValueError(
-            f"{path}: expected the first line client,from,to, got "
-            f"{','.join(lines[0]) if lines else ''!r}"
-        )
-    by_client: dict[int, list[tuple[float, float]]] = {}
-    for number, line in enumerate(lines[1:], 2):
-        if line:
-            client, start, end = _parse(line, clients, f"{path}, line {number}")
-            by_client.setdefault(client, []).append((start, end))
-    intervals = {client: _merge(spans) for client, spans in sorted(by_client.items())}
-    return Trace(intervals=intervals, digest=hashlib.sha256(data).hexdigest())
-
-
-def _parse(line: list[str], clients: int, where: str) -> tuple[int, float, float]:
-    try:
-        client, start, end = int(line[0]), float(line[1]), float(line[2])
-    except (ValueError, IndexError):
-        raise ValueError(
-            f"{where}: expected client,from,to as numbers, got {','.join(line)!r}"
-        ) from None
-    if not 0 <= client < clients:
-        raise ValueError(f"{where}: expected a client from 0 to {clients - 1}, got {client}")
-    if not 0 <= start < end:
-        raise ValueError(
-            f"{where}: expected 0 <= from < to in simulated seconds, got {start:g} and {end:g}"
-        )
-    return client, start, end
-
-
-def _merge(own: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(own):
-        if merged and start <= merged[-1][1]:
-            start, end = merged[-1][0], max(end, merged.pop()[1])
-        merged.append((start, end))
-    return tuple(merged)
-
-
 Traffic = Mapping[int, tuple[int, int]]
-"""Payload bytes of a round down to each client and up from it."""
+"""Payload bytes of a round by client: (down to it, up from it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """How a round ended: ``seconds`` after its start; ``in_time``: the clients whose replies it
-    used.
+    """How a round ended.
+
+    seconds: from its start to its end.
+    in_time: the clients whose replies it used.
     """
 
     seconds: float
@@ -133,16 +42,20 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """Public conditions. Without ``compute_seconds`` there is no clock, and everybody is there and
-    in time.
+    """The public conditions of a run. Without ``compute_seconds`` there is no clock, and every
+    reply is in time.
 
-    ``availability``: the chance of a client to be there when a round starts, or a trace of it.
-    ``dropout``: the chance of a selected client to leave before it trains.
-    ``over_selection``: clients selected on top of k, as a share of k.
-    ``deadline``: seconds after which a round takes no reply.
-    ``uplink``, ``downlink``: bits a second of each client.
-    ``least``: clients that a round waits for, under a trace.
-    ``selection``: the rule of the draw.
+    clients: their number, K; client numbers are 0 to K - 1.
+    per_round: k.
+    seed: of all draws.
+    availability: the probability that a client is there when a round starts, or a trace of it.
+    dropout: the probability that a selected client leaves before it trains.
+    over_selection: clients selected on top of k, as a share of k.
+    deadline: seconds after which a round takes no reply.
+    compute_seconds: s_i of each client.
+    uplink, downlink: bits a second of each client.
+    least: clients that a round waits for, under a trace.
+    selection: the rule of the draw.
     Raises ValueError for a trace with links: who is there would depend on the size of messages,
     which nobody knows before the run, and the number of a client's rounds, which its noise is
     planned for, would be unknown.
@@ -176,8 +89,10 @@ class Participation:
 
     @property
     def selected(self) -> int:
-        """Clients selected in a round, at most: k and those on top of it."""
-        return min(math.ceil(self.per_round * (1 + self.over_selection) - 1e-9), self.clients)
+        """The most clients selected in a round: k and those on top of it."""
+        wanted = self.per_round * (1 + self.over_selection)
+        # less 1e-9, so that 10 x 1.1 = 11.000000000000002 is 11 and not 12
+        return min(math.ceil(wanted - 1e-9), self.clients)
 
     def begin(self, round: int, now: float) -> tuple[float, list[int]]:
         """When a round starts, and the clients that it selects, ascending.
@@ -186,43 +101,53 @@ class Participation:
         many will never be there again, it starts now with those that are.
         """
         if self.availability == 1.0:
-            return now, self.selection.select(
+            selected = self.selection.select(
                 self.clients, self.selected, round=round, seed=self.seed
             )
-        times = [now]
-        if isinstance(self.availability, Trace):
-            times += [time for time in self.availability.arrivals if time > now]
-        start, there = now, self._there(round, now)
-        for time in times:
-            if len(available := self._there(round, time)) >= self.least:
-                start, there = time, available
-                break
-        return start, self.selection.select(
+            return now, selected
+        start, there = self._first_start(round, now)
+        selected = self.selection.select(
             self.clients, self.selected, round=round, seed=self.seed, available=there
         )
+        return start, selected
+
+    def _first_start(self, round: int, now: float) -> tuple[float, "Chosen"]:
+        """When ``least`` clients are there for the first time from ``now`` on, and who is there.
+
+        ``now`` if that never happens, or without a trace: a draw does not change with time.
+        """
+        there_now = self._there(round, now)
+        if len(there_now) < self.least and isinstance(self.availability, Trace):
+            for time in self.availability.arrivals:
+                if time > now and len(there := self._there(round, time)) >= self.least:
+                    return time, there
+        return now, there_now
 
     def order(self, round: int) -> Iterator[int]:
-        """All clients, those first that the rule prefers in a round."""
-        return iter(
-            self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed)
+        """All clients, in the order in which the rule of the draw prefers them in a round."""
+        order = self.selection.order(
+            self.clients, per_round=self.selected, round=round, seed=self.seed
         )
+        return iter(order)
 
     def available(self, round: int, now: float) -> frozenset[int]:
         """The clients that are there when a round starts at a time."""
         return frozenset(self._there(round, now))
 
     def _there(self, round: int, now: float) -> "Chosen":
-        if isinstance(self.availability, Trace):
-            there, trace = np.ones(self.clients, dtype=bool), self.availability
-            there[[client for client in trace.intervals if not trace.available(client, now)]] = (
-                False
-            )
-            return Chosen(there)
-        return self._draw("available", round, self.availability)
+        trace = self.availability
+        if not isinstance(trace, Trace):
+            return self._draw("available", round, probability=trace)
+        away = [client for client in trace.intervals if not trace.available(client, now)]
+        there = np.ones(self.clients, dtype=bool)
+        there[away] = False
+        return Chosen(there)
 
     def leaving(self, round: int) -> Set[int]:
         """The clients that leave a round before they train, if it selects them."""
-        return self._draw("dropout", round, self.dropout) if self.dropout else frozenset()
+        if not self.dropout:
+            return frozenset()
+        return self._draw("dropout", round, probability=self.dropout)
 
     def arrival(self, client: int, traffic: Traffic) -> float:
         """Seconds after the round's start at which a client's reply is there."""
@@ -241,15 +166,20 @@ class Participation:
         """
         leaving = self.leaving(round)
         arrivals = sorted((self.arrival(c, traffic), c) for c in selected if c not in leaving)
-        used = [(time, client) for time, client in arrivals if time <= self.deadline][
-            : self.per_round
-        ]
+        before_deadline = [(time, client) for time, client in arrivals if time <= self.deadline]
+        used = before_deadline[: self.per_round]
         in_time = frozenset(client for _, client in used)
         if len(used) == self.per_round:
-            return Finish(seconds=used[-1][0], in_time=in_time)
-        left = [8 * traffic.get(c, (0, 0))[0] / self.downlink for c in selected if c in leaving]
-        last = max([*left, *(time for time, _ in arrivals)], default=0.0)
+            kth_arrival, _ = used[-1]
+            return Finish(seconds=kth_arrival, in_time=in_time)
+        departures = [self._departure(c, traffic) for c in selected if c in leaving]
+        last = max([*departures, *(time for time, _ in arrivals)], default=0.0)
         return Finish(seconds=min(last, self.deadline), in_time=in_time)
+
+    def _departure(self, client: int, traffic: Traffic) -> float:
+        """Seconds after the round's start at which the server sees that a client leaves."""
+        bytes_down, _ = traffic.get(client, (0, 0))
+        return 8 * bytes_down / self.downlink
 
     def schedule(self, rounds: int) -> Iterator[list[int]]:
         """The clients that each round selects, from the first on: the public schedule.
@@ -265,8 +195,9 @@ class Participation:
                 now = start + self.finish(round, selected, {}).seconds
 
     def selections(self, rounds: int, *, after: int = 0) -> Counter[int]:
-        """How often each client is selected in the public schedule, in the rounds after ``after``:
-        more often where others are away.
+        """How often the public schedule selects each client, in the rounds after ``after``.
+
+        A client is selected more often if others are away.
         """
         later = islice(self.schedule(rounds), after, None)
         return Counter(client for selected in later for client in selected)
@@ -277,18 +208,15 @@ class Participation:
             return rounds - after
         return max(self.selections(rounds, after=after).values(), default=0)
 
-    def _draw(self, purpose: str, round: int, chance: float) -> "Chosen":
-        """The clients that a chance hits: one uniform number a client, of a round's own
-        generator.
-        """
+    def _draw(self, purpose: str, round: int, *, probability: float) -> "Chosen":
+        """Each client with this probability, by one uniform number a client."""
         generator = public_generator(self.seed, purpose, round)
-        return Chosen(
-            (torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance).numpy()
-        )
+        uniform = torch.rand(self.clients, generator=generator, dtype=torch.float64)
+        return Chosen((uniform < probability).numpy())
 
 
 class Chosen(Set[int]):
-    """Some of very many clients: a byte for each, whether it is one of them."""
+    """A set of client numbers, for very many clients: one boolean for each."""
 
     def __init__(self, chosen: np.ndarray) -> None:
         self._chosen = chosen

@@ -1,8 +1,8 @@
-"""What clients were charged for before the rounds that a plan is for: in earlier rounds of the
-same run, or in another run whose weights it starts from.
+"""What was each client charged for before the rounds that are planned now?
 
-Epsilon is that of both parts together. So noise for a target is calibrated for the rounds that
-come, next to what each client has spent already.
+Earlier charges are those of past rounds of the same run, or of another run whose weights this one
+starts from. They are read from the ledgers. A client's epsilon covers both parts together, so the
+noise for a target epsilon depends on what the client has spent already.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -14,54 +14,57 @@ from fedlsg.privacy import SERVER, RunLedger
 from fedlsg.privacy.ledger_entry import kind_of
 
 History = tuple[Event, ...]
-"""All that a client was charged for."""
+"""All events that a client was charged for; () if it was never charged."""
 Kind = tuple[int, float | None, float | None]
-"""What the noise of a client follows from: its declared size N_k, its epsilon and its delta."""
-NOTHING: tuple[History, ...] = ((),)
+"""What decides the noise of a client: its declared size N_k, its target epsilon and its delta.
+Clients of one kind get the same noise."""
+NEVER_CHARGED: tuple[History, ...] = ((),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """``rounds``: of this run, that are over. ``histories``: of the clients by their kind, those
-    that no other history covers.
+    """What happened before the planned rounds.
+
+    rounds: rounds of this run that are over.
+    histories: for each kind of client, a few that cover those of all its clients: for each client
+        there is one that loses at least as much privacy, event by event.
     """
 
     rounds: int = 0
     histories: Mapping[Kind, tuple[History, ...]] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> tuple[History, ...]:
-        """The histories of clients of a kind, () for one that was never charged."""
-        return self.histories.get(kind, NOTHING)
+        """The histories of a kind; an empty one if no client of the kind was ever charged."""
+        return self.histories.get(kind, NEVER_CHARGED)
 
 
 def read_before(
     ledger: RunLedger, kinds: Sequence[Kind], *, rounds: int = 0, at_server: bool = False
 ) -> Before:
-    """What the ledgers of a run hold; ``at_server``: its server is charged for everybody.
+    """What the ledgers of a run say.
 
-    Guarantee: whichever client is of a kind, its history is covered by one of that kind.
+    kinds: the kind of each client, by its number.
+    at_server: the server is charged for everybody, and no client is.
+    Guarantee: the history of each client is covered by one of its kind.
     """
-    known: dict[Hashable, History] = {}
-
-    def history(client: int) -> History:
-        charges = ledger.of(client)
-        entries = tuple(map(kind_of, charges.entries))
-        if entries not in known:
-            known[entries] = charges.events()
-        return known[entries]
-
     if at_server:
-        common = (history(SERVER),)
+        common = (ledger.of(SERVER).events(),)
         return Before(rounds=rounds, histories=dict.fromkeys(kinds, common))
+    # Many clients have entries of the same kinds, and making events of entries takes longest.
+    histories: dict[Hashable, History] = {}
     by_kind: dict[Kind, set[History]] = {}
     for client in ledger.clients():
         if client < len(kinds):
-            by_kind.setdefault(kinds[client], set()).add(history(client))
+            charges = ledger.of(client)
+            entries = tuple(map(kind_of, charges.entries))
+            if entries not in histories:
+                histories[entries] = charges.events()
+            by_kind.setdefault(kinds[client], set()).add(histories[entries])
     return Before(rounds=rounds, histories=least_covered(by_kind))
 
 
 def least_covered(
     by_kind: Mapping[Kind, Iterable[History]],
 ) -> dict[Kind, tuple[History, ...]]:
-    """Of the histories of a kind those that no other one covers."""
+    """For each kind, the histories that no other history of the kind covers."""
     return {kind: tuple(front(list(histories))) for kind, histories in by_kind.items()}

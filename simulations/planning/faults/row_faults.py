@@ -1,8 +1,8 @@
-"""What is wrong with rows of a user's own, found before anybody is charged, and named by the number
-of the row.
+"""Is anything wrong with the rows of a user's own data? Errors name the number of the row.
 
-The driver of a simulation may look at all rows. In a deployment it has the test split alone, and
-each client looks at its own rows (``fedlsg.simulations.client.node.node_config``).
+Checked before the first round, so that no client is charged for a run that must fail. The driver of
+a simulation may look at all rows. In a deployment it has the test split alone, and each client
+looks at its own rows (``fedlsg.simulations.client.node.node_config``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,95 +28,87 @@ from fedlsg.strategies.own_loop.row_checks import (
     not_finite,
 )
 from fedlsg.strategies.own_loop.user_inputs import other_types
-from fedlsg.tensors import fields_of, spaced
+from fedlsg.tensors import each, fields_of, spaced
 from fedlsg.user_code.failure import describe, without_exit
 from fedlsg.user_code.objects import restored
 
 AT_ONCE = 4096
-"""Rows that are looked at together, and most that are prepared in order to look at what a transform
-makes of them.
+"""Rows that are checked together. Of rows that a transform has made, no more than this are checked.
 """
 
 
 @torch.no_grad()
 def check_rows(base: Base) -> None:
-    """Raise ValueError, naming the row, for numbers that are not finite and for targets that the
-    loss cannot take.
+    """Raise ValueError, naming the row, if a number is not finite, if the model fails on an
+    integer, or if the loss cannot take a target.
 
-    And for integers on which the model fails. Where model or loss fail on every test row, nothing
-    is said here: the check of the model says why.
+    If the model fails on the first row of a split already, nothing more is checked: the check of
+    the model says why.
     """
     splits = {**base.workload.tests, "train": base.workload.train}
     splits = {name: split for name, split in splits.items() if not isinstance(split, NoRows)}
     for name, split in splits.items():
         check_split(split, name)
-    model, loss, known = base.initial.model().cpu().eval(), base.workload.loss, False
+    model = base.initial.model().cpu().eval()
+    loss = base.workload.loss
+    known_targets = False
     with restored(model, loss), own_draws("cpu"):
         for name, split in splits.items():
 
             def run(rows: Tensor, split: Split = split) -> Any:
                 return model_outputs(model, split.batch(rows)[0])
 
-            if not _works(run, split):
-                return  # the check of the model, or of the shape of train, says why
+            if not _takes_first_row(run, split):
+                return
             _check_integers(run, split, name)
-            known = check_targets(loss, run, split.labels, name, known=known)
-
-
-def _check_integers(run: Run, split: Split, what: str) -> None:
-    """Raise ValueError for a row with integers on which the model fails, such as a token that its
-    table has not.
-    """
-    first = split.batch(torch.arange(1))[0]
-    if (
-        not any(t.is_floating_point() for _, t in fields_of(first).items())
-        and split.lengths is None
-    ):
-        stored = _stored(split, torch.arange(len(split)))
-        check_extremes(run, stored, what)
+            known_targets = check_targets(loss, run, split.labels, name, known=known_targets)
 
 
 def check_split(split: Split, what: str) -> None:
-    """Raise ValueError, naming row and column, for inputs that are not finite, as stored or as the
-    model gets them.
-
-    A transform may fill in missing values: rows that have some are looked at as it makes them.
+    """Raise ValueError, naming row and column, for inputs that are not finite: as they are stored,
+    and as the model gets them.
     """
-    transform = not isinstance(split.prepare, Prepare) or split.prepare.transform is not None
-    fix = f"{FIX}; transform= may fill them in"
-    if any(
-        t.is_floating_point() or t.is_complex()
-        for _, t in fields_of(_stored(split, torch.arange(1))).items()
-    ):
+    is_transformed = not isinstance(split.prepare, Prepare) or split.prepare.transform is not None
+    first_row = fields_of(_stored(split, torch.arange(1))).values()
+    if any(column.is_floating_point() or column.is_complex() for column in first_row):
         for rows in torch.arange(len(split)).split(AT_ONCE):
-            part = _stored(split, rows)
-            bad = torch.cat([not_finite(value) for _, value in fields_of(part).items()]).unique()
-            if not len(bad) and not any(value.is_complex() for _, value in fields_of(part).items()):
-                continue
-            if not transform or any(
-                len(not_finite(value)) for _, value in fields_of(split.batch(rows[bad])[0]).items()
-            ):
-                check_numbers(part, what, rows=rows, fix=fix)
-    if transform:
+            _check_stored(split, rows, what, is_transformed=is_transformed)
+    if is_transformed:
         rows = spaced(len(split), AT_ONCE)
         check_numbers(split.batch(rows)[0], what, rows=rows)
 
 
+def _check_stored(split: Split, rows: Tensor, what: str, *, is_transformed: bool) -> None:
+    """Raise ValueError for stored numbers that are not finite, unless a transform fills them in."""
+    stored = _stored(split, rows)
+    columns = fields_of(stored).values()
+    bad = torch.cat([not_finite(column) for column in columns]).unique()
+    if not len(bad) and not any(column.is_complex() for column in columns):
+        return
+    if is_transformed:
+        transformed = fields_of(split.batch(rows[bad])[0]).values()
+        if not any(len(not_finite(column)) for column in transformed):
+            return
+    check_numbers(stored, what, rows=rows, fix=f"{FIX}; transform= may fill them in")
+
+
 def _stored(split: Split, rows: Tensor) -> Any:
-    """Stored rows as tensors; nothing of rows that are stored as something else."""
+    """Stored rows as a tensor, or tensors by name; columns that are no numbers are left out."""
     stored = split.inputs[rows.numpy()]
-    named = stored.items() if isinstance(stored, Mapping) else [("", stored)]
+    columns = stored.items() if isinstance(stored, Mapping) else [("", stored)]
     tensors = {
-        str(name): torch.as_tensor(value)
-        for name, value in named
-        if isinstance(value, Tensor)
-        or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+        str(name): torch.as_tensor(column) for name, column in columns if _is_numbers(column)
     }
     return tensors[""] if set(tensors) == {""} else tensors
 
 
-def _works(run: Run, split: Split) -> bool:
-    """Whether the model takes a row."""
+def _is_numbers(column: Any) -> bool:
+    is_array = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
+    return is_array or isinstance(column, Tensor)
+
+
+def _takes_first_row(run: Run, split: Split) -> bool:
+    """Whether the model computes something for the first row."""
     try:
         run(spaced(len(split), 1))
     except Exception:
@@ -124,37 +116,41 @@ def _works(run: Run, split: Split) -> bool:
     return True
 
 
+def _check_integers(run: Run, split: Split, what: str) -> None:
+    """Raise ValueError for a row with integers on which the model fails, such as a token that is
+    beyond its table.
+    """
+    inputs, _ = split.batch(torch.arange(1))
+    has_floats = any(column.is_floating_point() for column in fields_of(inputs).values())
+    if not has_floats and split.lengths is None:
+        check_extremes(run, _stored(split, torch.arange(len(split))), what)
+
+
 @torch.no_grad()
 def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
-    """Raise ValueError if the model fails on rows of the shape of train, where test has another
-    one.
+    """Raise ValueError if training rows have another shape than test rows, and the model fails on
+    it.
 
-    In simulations of own workloads only: the model gets zeros, but the shape is that of a training
-    row.
+    The model gets zeros of that shape. Still, the shape is that of a training row: for simulations
+    of own workloads only.
     """
-    (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
-    if _shapes(inputs) == _shapes(public):
+    inputs, targets = train.batch(torch.tensor([0]))
+    test_inputs, _ = test.batch(torch.tensor([0]))
+    if _shapes(inputs) == _shapes(test_inputs):
         return
-    zeros = (
-        {k: torch.zeros_like(v) for k, v in inputs.items()}
-        if isinstance(inputs, dict)
-        else torch.zeros_like(inputs)
-    )
     model.eval()
     with naming_failures(model, inputs, targets, "train"):
-        zeros = to_device(zeros, device)
+        zeros = to_device(each(inputs, torch.zeros_like), device)
         model(**zeros) if isinstance(zeros, dict) else model(zeros)
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:
-    return [
-        tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])
-    ]
+    return [tuple(column.shape) for column in fields_of(inputs).values()]
 
 
 @contextmanager
 def naming_failures(model: nn.Module, inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
-    """What the model or the loss raise, as one ValueError that says on what."""
+    """Inside, an error of the model or the loss becomes a ValueError that names rows and types."""
     try:
         with without_exit():
             yield
@@ -163,10 +159,10 @@ def naming_failures(model: nn.Module, inputs: Any, targets: Tensor, what: str) -
             raise
         raise ValueError(f"{error}: rows of {what}") from error
     except Exception as error:
-        named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
+        columns = inputs if isinstance(inputs, dict) else {"inputs": inputs}
         given = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}"
-            for name, value in [*named, ("targets", targets)]
+            f"{name} {column.dtype} {tuple(column.shape)}"
+            for name, column in [*columns.items(), ("targets", targets)]
         )
         hint = other_types(model, inputs)
         raise ValueError(
