@@ -1,4 +1,15 @@
-"""The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced."""
+"""The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced.
+
+A task is one client's work of a round, a pile is the tasks that a worker gets at once. A worker is
+a process of Ray (an actor), which may be on another machine. It is first expected, then free, then
+running, then free again:
+
+    expected   started, but Ray has not found a place for it yet
+    free       it waits for a pile
+    running    it answers a pile
+
+Ray names what is not there yet by a reference (``ref``): of a worker that comes, or of an answer.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,13 +76,16 @@ class Workers:
             num_partitions=len(plan.terms),
             code=own_identity().digest,
         )
+        self._expected: dict[Any, tuple[Any, float]] = {}  # ref: worker, when it was started
         self._free: list[Any] = []
-        self._coming: dict[Any, tuple[Any, float]] = {}
-        self._running: dict[Any, tuple[Any, Pile, float]] = {}
-        self._knows: dict[Any, tuple[int, int]] = {}
+        self._running: dict[
+            Any, tuple[Any, Pile, float]
+        ] = {}  # ref: worker, pile, when it was sent
+        self._allowed_seconds: dict[Any, float] = {}  # ref of an answer: limits of its clients
+        self._has_answered = set[Any]()
+        # the last step and the last basis that were sent to a worker: later ones it lacks
+        self._has_received: dict[Any, tuple[int, int]] = {}
         self._failed_starts = 0
-        self._served = set[Any]()
-        self._allowed: dict[Any, float] = {}
 
     @cached_property  # a GPU that joins later is asked for by the next run
     def _need(self) -> dict[str, float]:
@@ -83,77 +97,86 @@ class Workers:
         return {"cpus": s.client_cpus, "gpus": s.client_gpus if gpu else 0}
 
     def __len__(self) -> int:
-        if not self._known:
+        """The number of workers; the first call starts them."""
+        if not self._started:
             for worker in self._cluster.workers(self._most, **self._need):
                 self._expect(worker)
             self._send_data()
-        return self._known
+        return self._started
 
     @property
-    def _known(self) -> int:
-        return len(self._free) + len(self._coming) + len(self._running)
+    def _started(self) -> int:
+        return len(self._expected) + len(self._free) + len(self._running)
 
     def answer(
         self, tasks: Pile, deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
     ) -> Iterator[tuple[Pile, Outcome]]:
-        """Each pile of the tasks that was sent, as soon as its outcome is known; a worker has one
-        pile at a time.
+        """Divide tasks into piles, and give each pile that was sent as soon as its outcome is
+        known.
 
-        ``sending`` is called before a pile leaves. A worker stops its clients at their limits; one
-        that takes much longer than those of its pile is ended, and the pile is lost. At the
-        deadline (of ``time.monotonic``) a worker that still runs is ended, and what waits is not
-        sent. Raises RuntimeError for a worker that cannot run the job at all, RayLostError if Ray
-        is gone.
+        deadline: by ``time.monotonic``. A worker that still runs then is ended, and piles that wait
+            are not sent.
+        sending: is called before a pile is sent.
+        A worker stops its clients at their limits. One that takes much longer than the limits of
+        its pile is ended, and the pile is lost.
+        Raises RuntimeError for a worker that cannot run the job at all, RayLostError if Ray is
+        gone.
         """
         import ray
 
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
+        until = _workers_deadline(deadline)
         sent = dict[int, tuple[bytes, Any]]()
-        self._allowed.clear()
+        self._allowed_seconds.clear()
         waiting = divide(tasks, len(self), pace) if tasks else []
-        heard = time.monotonic()
+        last_news = time.monotonic()
         while (waiting and len(self)) or self._running:
             if tasks and self._cluster.look():
                 self._grow()
             while waiting and self._free:
                 sending(waiting[0])
                 self._send(waiting.pop(0), self._free.pop(0), until, sent)
-            wakes = [time.monotonic() + LOOK_SECONDS, *map(self._patience, self._running)]
-            left = max(
-                0.0, min([*wakes, *([] if deadline is None else [deadline])]) - time.monotonic()
+            done, _ = ray.wait(
+                [*self._running, *self._expected], timeout=self._seconds_to_wait(deadline)
             )
-            done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:
                 yield from self._take(ref, pace)
-            for ref in [ref for ref in self._running if time.monotonic() >= self._patience(ref)]:
+            hanging = [ref for ref in self._running if time.monotonic() >= self._patience(ref)]
+            for ref in hanging:
                 yield self._end_hanging(ref)
-            self._end_late()
+            self._replace_late()
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if done or self._running or self._free:
-                heard = time.monotonic()
-            elif time.monotonic() - heard >= NEWS_SECONDS:
+                last_news = time.monotonic()
+            elif time.monotonic() - last_news >= NEWS_SECONDS:
                 log(WARNING, "Ray has no free place for a worker yet: each needs %s", self._need)
-                heard = time.monotonic()
+                last_news = time.monotonic()
         for worker, pile, _ in self._running.values():
             self._replace(worker) if tasks else self._cluster.kill(worker)
             yield pile, None
         self._running.clear()
 
+    def _seconds_to_wait(self, deadline: float | None) -> float:
+        """Until the next look at the cluster, at a worker that may hang, or at the deadline."""
+        now = time.monotonic()
+        wakes = [now + LOOK_SECONDS, *map(self._patience, self._running)]
+        if deadline is not None:
+            wakes.append(deadline)
+        return max(0.0, min(wakes) - now)
+
     def _patience(self, ref: Any) -> float:
-        """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their
-        limits itself.
+        """When, by ``time.monotonic``, a worker that has not answered counts as hanging.
+
+        Its first pile may take longer: the worker loads code and data before it.
         """
         worker, _, began = self._running[ref]
-        return (
-            began
-            + (0.0 if worker in self._served else START_SECONDS)
-            + OVERDUE_SECONDS
-            + self._allowed[ref]
-        )
+        seconds = self._allowed_seconds[ref] + OVERDUE_SECONDS
+        if worker not in self._has_answered:
+            seconds += START_SECONDS
+        return began + seconds
 
     def _end_hanging(self, ref: Any) -> tuple[Pile, Outcome]:
+        """Replace a worker that hangs; its pile is lost."""
         worker, pile, began = self._running.pop(ref)
         why = (
             f"a worker did not answer for {time.monotonic() - began:.0f} s, longer than "
@@ -163,17 +186,19 @@ class Workers:
         self._replace(worker)
         return pile, LostError(why)
 
-    def _end_late(self) -> None:
-        """Another worker in place of one that has not come."""
+    def _replace_late(self) -> None:
+        """Start another worker for each that is late; a cluster with a queue may take longer."""
+        if self._cluster.has_queue:
+            return
         latest = time.monotonic() - START_SECONDS
-        late = [ref for ref, (_, began) in self._coming.items() if began < latest]
-        for ref in () if self._cluster.has_queue else late:
-            worker, _ = self._coming.pop(ref)
+        late = [ref for ref, (_, began) in self._expected.items() if began < latest]
+        for ref in late:
+            worker, _ = self._expected.pop(ref)
             why = f"none came in {START_SECONDS:.0f} s; each needs a place with {self._need}"
             self._start_again(worker, TimeoutError(why))
 
     def _start_again(self, worker: Any, error: Exception) -> None:
-        """Another worker in place of one that died or did not come at its start, a few times.
+        """Start another worker for one that died or did not come at its start, a few times.
 
         Raises RuntimeError if no worker is left.
         """
@@ -183,30 +208,27 @@ class Workers:
             self._replace(worker)
             return
         self._cluster.kill(worker)
-        if not self._known:
+        if not self._started:
             raise RuntimeError(f"no worker of Ray could start: {reason_of(error)}") from error
 
     def _take(self, ref: Any, pace: Pace) -> Iterator[tuple[Pile, Outcome]]:
-        """A worker is there, or has answered, or died."""
+        """Handle what Ray has for a reference: a worker that came, an answer, or a death."""
         import ray
 
-        worker, pile, began = self._running.pop(ref, None) or (self._coming.pop(ref)[0], None, 0.0)
+        if ref in self._expected:
+            self._take_worker(ref)
+            return
+        worker, pile, began = self._running.pop(ref)
         try:
             answer = ray.get(ref)
-        except ray.exceptions.RayTaskError as error:  # of the worker itself: no client's reaches it
+        except ray.exceptions.RayTaskError as error:
+            # an error of the worker itself: those of clients are part of its answer
             raise RuntimeError(f"a worker cannot run {self._job.client}: {error.cause}") from error
         except ray.exceptions.RayError as error:
-            why = RuntimeError(f"{type(error).__name__}: {error}")
-            if pile is None:
-                self._start_again(worker, why)
-                return
-            log(WARNING, "a worker was lost with %d clients: %s", len(pile), reason_of(why))
+            why = reason_of(RuntimeError(f"{type(error).__name__}: {error}"))
+            log(WARNING, "a worker was lost with %d clients: %s", len(pile), why)
             self._replace(worker)
-            yield pile, LostError(reason_of(why))
-            return
-        if pile is None:
-            self._free.append(worker)
-            self._failed_starts = 0
+            yield pile, LostError(why)
             return
         try:
             pickled, arrays, records, forgot = answer
@@ -219,27 +241,44 @@ class Workers:
             yield pile, LostError(reason)
             return
         self._free.append(worker)
-        self._served.add(worker)
+        self._has_answered.add(worker)
         if forgot:
-            self._knows.pop(worker)
+            self._has_received.pop(worker)
         pace.took(sum(task.work for task in pile), time.monotonic() - began)
         yield pile, answers
+
+    def _take_worker(self, ref: Any) -> None:
+        """An expected worker is there, or died at its start."""
+        import ray
+
+        worker, _ = self._expected.pop(ref)
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            raise RuntimeError(f"a worker cannot run {self._job.client}: {error.cause}") from error
+        except ray.exceptions.RayError as error:
+            self._start_again(worker, RuntimeError(f"{type(error).__name__}: {error}"))
+            return
+        self._free.append(worker)
+        self._failed_starts = 0
 
     def _send(
         self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]
     ) -> None:
-        """Give a pile to a worker.
+        """Send a pile to a worker, with the steps of the server that the worker has not received.
 
-        ``sent``: large arrays that are in Ray's object store already, by identity; it keeps them,
-        for another array would get the identity of a freed one.
+        until: when its clients must be done, by ``time.time``.
+        sent: arrays that are in Ray's object store already, with their references, by ``id``. The
+            arrays themselves are kept there, because the id of a freed array is used again.
         """
         import ray
 
-        version, probed = self._knows.get(worker, (0, 0))
-        steps, bases = self._directory.steps_after(version), self._directory.basis_after(probed)
-        self._knows[worker] = (
-            max([version, *(step for step, _ in steps)]),
-            bases[0][0] if bases else probed,
+        last_step, last_basis = self._has_received.get(worker, (0, 0))
+        steps = self._directory.steps_after(last_step)
+        bases = self._directory.basis_after(last_basis)
+        self._has_received[worker] = (
+            max([last_step, *(step for step, _ in steps)]),
+            bases[0][0] if bases else last_basis,
         )
         pickled, arrays = pack([(steps, bases), *pile])
         for data in arrays:
@@ -250,11 +289,13 @@ class Workers:
         answer = worker.answer.remote(
             self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays)
         )
-        self._running[answer], self._allowed[answer] = (worker, pile, time.monotonic()), sum(limits)
+        self._running[answer] = worker, pile, time.monotonic()
+        self._allowed_seconds[answer] = sum(limits)
 
     def _send_data(self) -> None:
-        """Put code and data that the driver is to send into Ray's object store; or the data's
-        digest.
+        """Put code and data that workers cannot read themselves into Ray's object store.
+
+        Workers on other machines that read the data themselves get its digest, to compare.
         """
         shipped = shipment(self._plan)
         if shipped is not None:
@@ -263,19 +304,17 @@ class Workers:
             self._job = replace(self._job, rows=self._directory.read_data_digest())
 
     def _expect(self, worker: Any) -> None:
-        self._coming[worker.__ray_ready__.remote()] = worker, time.monotonic()
+        self._expected[worker.__ray_ready__.remote()] = worker, time.monotonic()
 
     def _grow(self) -> None:
-        """Start workers on machines that have joined the cluster since, up to as many as the run
-        can use.
-        """
+        """Start workers on machines that have joined the cluster, up to what the run can use."""
         if (
             not self._cluster.is_foreign
-            or self._known >= self._most
+            or self._started >= self._most
             or self._failed_starts >= FAILED_STARTS_ALLOWED
         ):
             return
-        more = min(self._most, fitting(**self._need)) - self._known
+        more = min(self._most, fitting(**self._need)) - self._started
         for _ in range(more):
             self._expect(self._cluster.worker(**self._need))
         if more > 0:
@@ -283,17 +322,28 @@ class Workers:
 
     def _replace(self, worker: Any) -> None:
         self._cluster.kill(worker)
-        self._knows.pop(worker, None)
-        self._served.discard(worker)
+        self._has_received.pop(worker, None)
+        self._has_answered.discard(worker)
         self._expect(self._cluster.worker(**self._need))
 
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
-        for worker in [
-            *(worker for worker, _ in self._coming.values()),
-            *(worker for worker, _, _ in self._running.values()),
-        ]:
+        for worker, *_ in [*self._expected.values(), *self._running.values()]:
             self._cluster.kill(worker)
         if self._free:
             self._cluster.give_back(self._free, **self._need)
-        self._free, self._coming, self._running = [], {}, {}
+        self._free = []
+        self._expected = {}
+        self._running = {}
+
+
+def _workers_deadline(deadline: float | None) -> float | None:
+    """When clients must be done, so that the answer of their worker is here at the deadline.
+
+    ``deadline`` is by ``time.monotonic``. The result is by ``time.time``, which other machines
+    share.
+    """
+    if deadline is None:
+        return None
+    seconds_left = max(0.0, deadline - time.monotonic())
+    return time.time() + seconds_left - min(MARGIN_SECONDS, seconds_left / 10)
