@@ -1,8 +1,9 @@
-"""The random numbers of a row: a keyed function of a secret and the number of the draw.
+"""The random numbers that a user's code draws for one row, such as those of an augmentation.
 
-The key of a stream (ChaCha20) is the secret; each row takes the next words of it. So its draws are
-independent of every other row, and nobody who lacks the key knows them. They do not follow from the
-number of the row, which moves when another row leaves.
+Each row has a key of its own, from which all generators are seeded before the code makes the row.
+Keys are the next words of a secret stream (ChaCha20). So the draws of a row are independent of
+every other row, and nobody without the secret knows them. They do not follow from the number of the
+row: it changes when another row leaves, and the draws of all later rows would show that.
 """
 
 import random
@@ -18,28 +19,32 @@ from fedlsg.randomness import SecretStream, own_draws, secret_stream
 from fedlsg.rows.seeds import seed_process, seeds_replaced
 
 WORD = 8
-"""Bytes of a seed; as many of the key are the salt."""
+"""Bytes of a word of the stream, and of a seed. A key has two words."""
 
 
 class RowDraws:
-    """Seeds the generators for one row after another, all by a ``stream``: without one, by a new
-    secret one.
+    """Seeds all generators for one row after another.
 
-    Seeded are the global generators of torch (CPU), python and numpy, and ``held``: those that the
-    data keep. A seed or a state that the code sets itself becomes a function of it and of the row's
-    key: equal seeds in a row stay equal, and nobody knows them.
+    stream: where the keys are from; None: a new secret stream.
+    held: generators that the user's data or code keep. They are seeded like the global ones of
+        torch (CPU), python and numpy.
+    A seed or a state that the code itself sets while it makes a row becomes a function of that seed
+    and of the row's key. So equal seeds in a row stay equal, and nobody knows them.
     """
 
     def __init__(self, stream: SecretStream | None = None, held: Sequence[Any] = ()) -> None:
-        self.stream, self.held = stream, held
-        self._salt, self._unseeded = b"", 0
+        self.stream = stream
+        self.held = held
+        self._key = b""  # of the row that is made now; empty between rows
+        self._seeded_anew = 0
 
     def next_keys(self, count: int) -> list[bytes]:
         """The keys of the next rows."""
         if self.stream is None:
             self.stream = secret_stream()
+        size = 2 * WORD
         words = self.stream.words(2 * count).tobytes()
-        return [words[start : start + 2 * WORD] for start in range(0, len(words), 2 * WORD)]
+        return [words[start : start + size] for start in range(0, len(words), size)]
 
     def next_key(self) -> bytes:
         """The key of the next row."""
@@ -47,28 +52,30 @@ class RowDraws:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Inside, rows are made; global generators are afterwards as they were."""
+        """Inside, rows can be made. Global generators are put back at the end."""
         with own_draws("cpu"), seeds_replaced(self._replacement):
             try:
                 yield
             finally:
-                self._salt = b""
+                self._key = b""
 
     def begin(self, key: bytes) -> None:
-        """Seed everything for the row of this key. Equal keys, equal draws."""
-        self._salt, self._unseeded = b"", 0  # without a salt, seeds are as they are given
+        """Seed everything for the row of this key: equal keys give equal draws."""
+        self._key = b""  # the seeds that are set here are not replaced
+        self._seeded_anew = 0
         seed_process(int.from_bytes(key[:WORD]) >> 1)
         for place, generator in enumerate(self.held):
             seed_generator(generator, _bits(key, f"held {place}"))
-        self._salt = key
+        self._key = key
 
     def _replacement(self, generator: Any, given: tuple[Any, ...]) -> int | None:
-        if not self._salt:
+        """The seed in place of the ``given`` one; None: leave it as it is."""
+        if not self._key:
             return None
-        if given in ((), (None,)):  # to be seeded anew: each time otherwise
-            self._unseeded += 1
-            return _bits(self._salt, f"new {self._unseeded}")
-        return _bits(self._salt, f"seed {given}")
+        if given in ((), (None,)):  # "from fresh entropy": another seed each time
+            self._seeded_anew += 1
+            return _bits(self._key, f"new {self._seeded_anew}")
+        return _bits(self._key, f"seed {given}")
 
 
 def _bits(key: bytes, what: str) -> int:

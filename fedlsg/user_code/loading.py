@@ -1,7 +1,8 @@
-"""Run the file or import the module that a permitted name stands for, once a process.
+"""Load user code by its name: run a file, or import a module, once a process.
 
-A file may import its neighbours, as a script does: its folder is on ``sys.path``, after Python's
-and packages' folders.
+Names are ``FILE.py:NAME`` or ``MODULE:NAME``, and must have been permitted (``permission``). A file
+may import its neighbours, as a script does: its folder is on ``sys.path``, after the folders of
+Python and of packages.
 """
 
 import hashlib
@@ -19,16 +20,16 @@ from fedlsg.user_code.permission import is_permitted, stands_for
 from fedlsg.user_code.text_files import TextLoader, read_text_in
 
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
-"""Invalid as soon as the text of a file has another digest: the module that it was run as."""
+"""The digest of each file that was run, and its module: invalid once the file has another digest.
+"""
 
 
 def load(name: str, kind: str) -> Any:
-    """What a name of a file or module stands for. The file runs once a process, and again after it
-    has changed.
+    """The object that a name stands for. A file runs again after it has changed.
 
-    ``kind``: what it is to be, for error messages. Raises ValueError for a file, module or
-    attribute that is not there, or for a name that was not permitted; ImportError, naming file and
-    line, for code that fails.
+    ``kind``: what the object is for, for error messages.
+    Raises ValueError for a file, module or attribute that is not there, or for a name that was not
+    permitted; ImportError, naming file and line, for code that fails.
     """
     if not is_permitted(name):
         raise ValueError(
@@ -38,7 +39,8 @@ def load(name: str, kind: str) -> Any:
     place, _, attribute = stands_for(name).rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{kind} {name!r}: expected FILE.py:NAME, as {place or 'mine.py'}:{kind}")
-    module = _file(path_of(place), kind) if place.endswith(".py") else _module(place, kind)
+    is_file = place.endswith(".py")
+    module = _run_file(path_of(place), kind) if is_file else _import_module(place, kind)
     item = getattr(module, attribute, None)
     if item is None:
         functions = [
@@ -51,7 +53,7 @@ def load(name: str, kind: str) -> Any:
     return item
 
 
-def _module(name: str, kind: str) -> ModuleType:
+def _import_module(name: str, kind: str) -> ModuleType:
     top = name.partition(".")[0]
     if not top or importlib.util.find_spec(top) is None:
         raise ValueError(
@@ -60,13 +62,14 @@ def _module(name: str, kind: str) -> ModuleType:
     return run(name, lambda: import_module(name))
 
 
-def _file(path: Path, kind: str) -> ModuleType:
+def _run_file(path: Path, kind: str) -> ModuleType:
+    """The module of a file, run if that is new or has changed."""
     if not path.is_file():
         raise ValueError(f"{kind}: there is no file {path}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if path in _FILES and _FILES[path][0] == digest:
         return _FILES[path][1]
-    _prefer(path.parent)
+    _let_import_neighbours(path.parent)
     name = path.stem if _is_free(path.stem, path) else f"user_code_{digest[:8]}"
     loader = TextLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -86,12 +89,11 @@ def _file(path: Path, kind: str) -> ModuleType:
     return module
 
 
-def _prefer(folder: Path) -> None:
-    """Let a file import its neighbours: its folder comes before those of other files, after
-    Python's and packages'.
+def _let_import_neighbours(folder: Path) -> None:
+    """Put the folder of a file on ``sys.path``: before those of other files, after all others.
 
-    A neighbour of another file that has the same name is forgotten; the functions of that file keep
-    it.
+    If a neighbour of another file has the name of a neighbour of this one, it leaves
+    ``sys.modules``; functions that have imported it keep it.
     """
     read_text_in(folder)
     others = {str(path.parent) for path in _FILES} - {str(folder)}
@@ -99,34 +101,26 @@ def _prefer(folder: Path) -> None:
         sys.path.append(str(folder))  # last: a random.py next to the file hides no module of Python
     sys.path.sort(key=others.__contains__)  # others last; each part keeps its order
     for module in modules_of_files():
-        if (
-            str(Path(str(module.__file__)).parent) in others
-            and (folder / f"{module.__name__}.py").is_file()
-        ):
+        is_of_other = str(Path(str(module.__file__)).parent) in others
+        if is_of_other and (folder / f"{module.__name__}.py").is_file():
             sys.modules.pop(module.__name__, None)
 
 
 def _is_free(name: str, path: Path) -> bool:
-    """Whether a module may have this name: no module of Python or of a package has it, loaded or
-    not.
-    """
+    """Whether the module of a file may have this name: no other module has it, loaded or not."""
     if not name.isidentifier():
         return False
-    known = sys.modules.get(name)
-    if known is not None:
-        return getattr(known, "__file__", None) == str(path)
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        return getattr(loaded, "__file__", None) == str(path)
     spec = importlib.util.find_spec(name)
     return spec is None or (spec.origin is not None and path_of(spec.origin) == path)
 
 
 def modules_of_files() -> list[ModuleType]:
-    """Modules of a user's own: files that were named, and what they imported from their own
-    folders.
-    """
+    """The user's modules: files that were run, and what they imported from their own folders."""
     folders = {path.parent for path in _FILES}
-    modules = list(sys.modules.values()) if folders else []  # thousands
-    return [
-        m
-        for m in modules
-        if (file := getattr(m, "__file__", None)) and Path(file).parent in folders
-    ]
+    if not folders:  # the usual case: spares a look at thousands of modules
+        return []
+    files = [(module, getattr(module, "__file__", None)) for module in [*sys.modules.values()]]
+    return [module for module, file in files if file and Path(file).parent in folders]

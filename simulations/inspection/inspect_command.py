@@ -1,9 +1,9 @@
-"""``fedlsg inspect``: gradient statistics that the papers show, of a run or of a method before any
-training.
+"""The command ``fedlsg inspect``: gradient statistics as in the papers, of a run or of settings.
 
 For simulations only: it reads gradients of the training data without noise, and what it writes is
-not private. It opens no ledger and changes no file that a run reads. ``--noiseless`` trains the run
-again without noise, and without both, to say what noise and clip cost.
+not private. It opens no ledger and changes no file that a run reads. With ``--noiseless`` it trains
+the run twice more, with the clip alone and without clip and noise: the differences in accuracy are
+what noise and clip cost.
 """
 
 from collections.abc import Sequence
@@ -67,18 +67,23 @@ def inspect_command(
     noiseless: bool = False,
     device: Device = "auto",
 ) -> None:
-    """Measure on ``device``, print and write. ``given``: settings of a run that does not exist,
-    where ``run`` is None.
+    """Measure, write the page and print its tables.
 
-    ``energy``: rounds in which carriers of all kinds are compared. ``noiseless``: also train the
-    run twice again, see ``measure_costs``.
-
+    run: the directory of a run; None: ``given`` are settings, and nothing has been trained.
+    out: the folder of the page; None: that of the run, or one named after the settings.
+    examples: how many training examples are read.
+    sparsities, ranks: numbers with commas; None: the usual sparsities, and the rank of the method.
+    layers: names of layers that get figures of their own.
+    energy: rounds, in which carriers of all kinds are compared; None: no comparison.
+    noiseless: also train the run twice more, see ``measure_costs``.
     Raises ValueError for settings next to a run, for a list without numbers, and as reading a run
     directory does.
     """
     refuse_settings(run, given)
-    wanted = SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
-    several = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
+    sparsities_given = (
+        SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
+    )
+    ranks_given = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
     print_line(WARNING, console, "bold red")
     if run is not None:
         checked(run, STATE if energy is None else RECORD, console)
@@ -92,15 +97,14 @@ def inspect_command(
             resolve_layer(subject, name)
         rounds = [] if energy is None else rounds_of(subject, energy)
         if noiseless:
-            finished(subject)
+            finished_result(subject)  # refused now, and not after all measurements
         status.update("measuring gradients")
-        measured = sorted({*wanted, shown_sparsity(subject)})
-        inspection = inspect(subject, examples=examples, sparsities=measured, ranks=several)
+        measured = sorted({*sparsities_given, shown_sparsity(subject)})
+        inspection = inspect(subject, examples=examples, sparsities=measured, ranks=ranks_given)
         if rounds:
             status.update("measuring carriers")
-            inspection = replace(
-                inspection, kept=kept_rows(subject, subject.rows(examples), rounds, several)
-            )
+            kept = kept_rows(subject, subject.rows(examples), rounds, ranks_given)
+            inspection = replace(inspection, kept=kept)
     if noiseless:
         inspection = replace(inspection, costs=measure_costs(subject, console))
     with console.status("drawing"):
@@ -117,17 +121,17 @@ def inspect_command(
     print_written(path, ("inspection.html",), console)
 
 
-DROPPED = {"epsilon", "noise_multiplier", "downlink", "downlink_codec", "run_dir"}
-"""Settings of the run that need noise, or a place."""
+NOT_REPEATED = {"epsilon", "noise_multiplier", "downlink", "downlink_codec", "run_dir"}
+"""Settings of the run that make no sense without noise, or name its directory."""
 
 
 def measure_costs(subject: Subject, console: Console) -> Costs:
-    """Train twice more on this process: same seed, rounds and rates, values as float32, nothing of
-    it is kept.
+    """Train twice more in this process: with the clip alone, and without clip and noise.
 
+    Seed, rounds and rates are those of the run, values are sent as float32, and no file is kept.
     Raises ValueError without a finished run with clip and noise that has an accuracy.
     """
-    result = finished(subject)
+    result = finished_result(subject)
     settings = subject.base.settings
     seconds = duration(float(result.summary["wall_seconds"]))
     console.print(
@@ -135,17 +139,14 @@ def measure_costs(subject: Subject, console: Console) -> Costs:
     )
     rounds = subject.base.schedule.rounds
     with count_bar(console, "training, round", 2 * rounds) as tick:
-        clip_only, neither = (
-            accuracy(under(settings, kind), tick) for kind in ("clip-only", "none")
-        )
+        clip_only = final_accuracy(with_mechanism(settings, "clip-only"), tick)
+        neither = final_accuracy(with_mechanism(settings, "none"), tick)
     assert result.accuracy is not None
-    if (
-        neither is not None
-        and result.chance is not None
-        and not beats_chance([neither], result.chance)
-    ):
-        neither = None
-    error = None if result.chance is None else standard_error([result.accuracy], result.chance)
+    error = None
+    if result.chance is not None:
+        error = standard_error([result.accuracy], result.chance)
+        if neither is not None and not beats_chance([neither], result.chance):
+            neither = None  # such a run learned nothing that noise or clip could cost
     return Costs(
         with_noise=result.accuracy,
         clip_only=clip_only,
@@ -155,16 +156,18 @@ def measure_costs(subject: Subject, console: Console) -> Costs:
     )
 
 
-def finished(subject: Subject) -> Result:
-    """The results of the subject's run. Raises ValueError, with the reason, for one whose noise has
-    no known cost.
+def finished_result(subject: Subject) -> Result:
+    """The results of the subject's run.
+
+    Raises ValueError unless it is finished, has clip and noise, and has an accuracy.
     """
     if subject.run is None:
         raise ValueError(
             "--noiseless trains a finished run again: give the run directory, in place of "
             "--workload"
         )
-    result, mechanism = read_run(subject.run), subject.base.method.mechanism
+    result = read_run(subject.run)
+    mechanism = subject.base.method.mechanism
     if not (mechanism.clips and mechanism.adds_noise):
         raise ValueError(
             "--noiseless needs a run with clip and noise, and this one has mechanism "
@@ -182,11 +185,11 @@ def finished(subject: Subject) -> Result:
     return result
 
 
-def under(settings: Settings, kind: str) -> Settings:
-    """The same run under a mechanism without noise, in one process; its batches repeat with the
+def with_mechanism(settings: Settings, kind: str) -> Settings:
+    """The same run with a mechanism without noise, in one process; its batches follow from the
     seed.
     """
-    dropped = DROPPED | codec_settings().keys()
+    dropped = NOT_REPEATED | codec_settings().keys()
     values = {name: value for name, value in values_of(settings).items() if name not in dropped}
     fixed = {
         "mechanism": kind,
@@ -194,12 +197,12 @@ def under(settings: Settings, kind: str) -> Settings:
         "engine": "local",
         "reproducible": True,
         "record_updates": False,
-        "evaluate_every": 10**6,
+        "evaluate_every": 10**6,  # after the last round only
     }
     return from_values({**values, **fixed})
 
 
-def accuracy(settings: Settings, tick: Any) -> float | None:
-    """Final accuracy of a run in a folder that is deleted; None if it diverged."""
+def final_accuracy(settings: Settings, tick: Any) -> float | None:
+    """The accuracy after a run, whose folder is deleted; None if it diverged."""
     with run_in_scratch(ready_plan(settings), lambda row: tick()) as (_, summary):
         return None if summary["diverged"] else summary["accuracy"]

@@ -1,12 +1,15 @@
 """The gradient of a convolution's kernel for each example, as one batched product.
 
-Symbols: x (batch, c, h, w) input, g (batch, k, oh, ow) gradient at the output or its projection v =
-    L^T g,
+Symbols: x (batch, c, h, w) input    g (batch, k, oh, ow) gradient at the output, or its projection
+                                     v = L^T g for a carried kernel, where k is the rank r
+         (i, j) tap of the kernel    (y, z) place of an output
+
     gradient[k, c, i, j] = sum over outputs (y, z) of
         g[k, y, z] * x[c, y * stride + i * dilation - padding, z * stride + j * dilation - padding]
-Either side can be unfolded into patches: those of x have c * taps * oh * ow values, those of g have
-k * taps * h * w. The cheaper side is unfolded. A carried kernel has k = r, so this is mostly g: 7
-times cheaper if c is 8 r.
+
+To make this one product, one side is unfolded into patches: each value is repeated once for each
+tap that it meets. Patches of x have c * taps * oh * ow values, those of g have k * taps * h * w.
+The cheaper side is unfolded. For a carried kernel this is mostly g: 7 times cheaper if c is 8 r.
 """
 
 import math
@@ -23,10 +26,12 @@ from fedlsg.tensors import batch_times_transposed
 Images = Float[Tensor, "batch c h w"]
 Outputs = Float[Tensor, "batch k oh ow"]
 
-CACHED, UNCACHED = 2**18, 2**28
-"""Values unfolded at once. On a CPU they fit in its cache: 4 times as fast as all at once for B =
-1000.
-"""
+CPU_VALUES = 2**18
+"""Values that are unfolded at once on a CPU: they fit in its cache. 4 times as fast as all at once
+for 1,000 examples."""
+GPU_VALUES = 2**28
+WIDE = 32
+"""Channels on both sides from which a kernel call for each example is faster on a CPU."""
 
 
 def kernel_gradient(g: Outputs, x: Images, conv: nn.Conv2d) -> Float[Tensor, "batch k c taps"]:
@@ -34,73 +39,71 @@ def kernel_gradient(g: Outputs, x: Images, conv: nn.Conv2d) -> Float[Tensor, "ba
     those of g.
 
     ``conv`` gives kernel size, stride, padding and dilation; x and g may have any channels.
-    Examples are processed in tiles, which bounds the memory. The result keeps the memory order of
-    the product, which need not be its own.
+    Examples are processed in tiles, which bounds the memory. The result may be a view in another
+    memory order.
     """
-    if by_example(g, x, conv):
-        pairs = zip(g.split(1), x.split(1), strict=True)
-        return torch.stack([own_gradient(one_g, one_x, conv) for one_g, one_x in pairs])
-    output_patch = g.shape[1] * math.prod(x.shape[2:])
-    input_patch = x.shape[1] * math.prod(g.shape[2:])
-    unfolding = unfolding_output if output_patch <= input_patch else unfolding_input
-    patch = min(output_patch, input_patch) * math.prod(conv.kernel_size)
-    at_once = CACHED if x.device.type == "cpu" else UNCACHED
-    return unfolding(g, x, conv, max(1, at_once // max(1, patch)))
+    if call_for_each_example(g, x, conv):
+        weight = g.new_empty(g.shape[1], x.shape[1], *conv.kernel_size)
+        gradients = [
+            convolution_gradient(g_of_one, x_of_one, weight, conv).flatten(2)
+            for g_of_one, x_of_one in zip(g.split(1), x.split(1), strict=True)
+        ]
+        return torch.stack(gradients)
+    taps = math.prod(conv.kernel_size)
+    output_patches_size = g.shape[1] * taps * math.prod(x.shape[2:])
+    input_patches_size = x.shape[1] * taps * math.prod(g.shape[2:])
+    at_once = CPU_VALUES if x.device.type == "cpu" else GPU_VALUES
+    tile = max(1, at_once // max(1, min(output_patches_size, input_patches_size)))
+    if output_patches_size <= input_patches_size:
+        return unfold_output(g, x, conv, tile)
+    return unfold_input(g, x, conv, tile)
 
 
-def by_example(g: Outputs, x: Images, conv: nn.Conv2d) -> bool:
-    """Whether calling the convolution's own backward kernel for each example is faster: both sides
-    wide, on a CPU.
+def call_for_each_example(g: Outputs, x: Images, conv: nn.Conv2d) -> bool:
+    """Whether it is faster to call autograd's own kernel for each example.
 
-    It unfolds nothing: for k >= 64 it takes 0.4 to 0.9 of the time. A GPU would idle between the
-    calls.
+    It unfolds nothing: for k >= 64 it takes 0.4 to 0.9 of the time on a CPU. A GPU would idle
+    between the calls.
     """
     return (
         x.device.type == "cpu"
         and not isinstance(conv.padding, str)
-        and min(g.shape[1], x.shape[1]) >= 32
+        and min(g.shape[1], x.shape[1]) >= WIDE
         and math.prod(conv.kernel_size) > 1
     )
-
-
-def own_gradient(
-    g: Float[Tensor, "1 k oh ow"], x: Float[Tensor, "1 c h w"], conv: nn.Conv2d
-) -> Float[Tensor, "k c taps"]:
-    """Kernel gradient of one example, by the kernel that autograd calls."""
-    like = g.new_empty(g.shape[1], x.shape[1], *conv.kernel_size)
-    return convolution_gradient(g, x, like, conv).flatten(2)
 
 
 def convolution_gradient(
     g: Outputs, x: Images, weight: Float[Tensor, "k c kh kw"], conv: nn.Conv2d
 ) -> Float[Tensor, "k c kh kw"]:
-    """The sum of the examples' kernel gradients, by autograd's own kernel; ``weight`` gives shape
-    and type.
+    """The sum of the examples' kernel gradients, by the kernel that autograd calls.
+
+    Of ``weight`` only shape and type are used.
     """
     gradient: Tensor
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g,
         x,
         weight,
-        None,
+        None,  # sizes of the bias: no gradient is computed for it
         conv.stride,
         padding_before(conv),
         conv.dilation,
-        False,
-        [0, 0],
-        1,
-        [False, True, False],
+        False,  # not transposed
+        [0, 0],  # output padding
+        1,  # groups
+        [False, True, False],  # of input, weight and bias: the gradient of the weight alone
     )
     return gradient
 
 
-def unfolding_input(
+def unfold_input(
     g: Outputs, x: Images, conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
     """Kernel gradient as g times the patches of x, ``tile`` examples at a time."""
     if len(x) > tile:
         pairs = zip(g.split(tile), x.split(tile), strict=True)
-        return torch.cat([unfolding_input(*pair, conv, tile) for pair in pairs])
+        return torch.cat([unfold_input(*pair, conv, tile) for pair in pairs])
     patches = output_patches(x, conv, g.shape[2:])
     product = g.flatten(2) @ patches.flatten(4).flatten(1, 3).mT
     return product.reshape(*g.shape[:2], x.shape[1], -1)
@@ -109,22 +112,22 @@ def unfolding_input(
 def output_patches(
     x: Images, conv: nn.Conv2d, size: Sequence[int]
 ) -> Float[Tensor, "batch c kh kw oh ow"]:
-    """View of x, padded: [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z) of
-    ``size``.
+    """View of x, padded: entry [..., i, j, y, z] is the pixel that tap (i, j) reads for output
+    (y, z). ``size``: (oh, ow).
     """
     axes = zip(size, conv.stride, conv.dilation, conv.kernel_size, strict=True)
     spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
     return windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, size)
 
 
-def unfolding_output(
+def unfold_output(
     g: Outputs, x: Images, conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
-    """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a
-    time.
+    """Kernel gradient as the patches of g times x, ``tile`` examples at a time.
 
-    Tap i sends x[y] to output y + padding - i * dilation, so patches run opposite to the taps: the
-    rows of the product are in order from the last tap to the first.
+    Before, g is spread by the stride. Tap i sends x[y] to output y + padding - i * dilation: a
+    larger i is an earlier output. So the rows of the product are from the last tap to the first,
+    and are put in order.
     """
     reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
