@@ -1,4 +1,9 @@
-"""Recovered texts compared with the truth and with the blind guess."""
+"""How much of the texts did an attack recover? Compared with the truth and with a blind guess.
+
+The blind guess is made without the update: many texts hold the most frequent tokens, so some recall
+says nothing about privacy. Texts are token numbers (B, T), padded. Tokens of which no text is made
+(padding, begin, end) are ``ignored``.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,17 +21,21 @@ from fedlsg.simulations.attacks.texts_known import Judge, bags
 from fedlsg.simulations.report.pages.table import Column
 
 Blind = Callable[[int], list[int]]
-"""The blind guess of so many tokens."""
+"""From a number of tokens to a blind guess of so many."""
+
+ORDER_WEIGHT = 1e-3
+"""What a token at another position counts in pairing, next to 1 for a token that is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredText(Score):
-    """One attack on one update: its texts in the order of the true ones, which they are paired
-    with.
+    """One attack on one update.
 
-    tokens: (B, T).
-    recall, blind: of the tokens of the whole batch.
-    exact: texts that are the truth token by token.
+    tokens: the recovered texts, each in the row of the true text that it is paired with; -1 in the
+        rows of true texts without one.
+    recall: share of the batch's tokens that were recovered, in any text or position.
+    blind: the same of the blind guess.
+    exact: number of texts that are recovered token by token.
     """
 
     tokens: Int64[Tensor, "batch positions"]
@@ -44,36 +53,51 @@ def scored(
     seconds: float,
     judge: Judge,
 ) -> ScoredText:
-    """Pair texts with the true ones by the tokens that they miss, count.
+    """Pair the guessed texts with the true ones, and count.
 
-    The blind guess may name as many tokens as the attack did, or as there are, whichever is more.
+    The blind guess may have as many tokens as the attack named, or as the truth has, whichever is
+    more: an attack gains nothing by naming many.
     """
     tokens = guess.inputs.long()
-    named = [
-        sum(token not in ignored for token in ids.flatten().tolist()) for ids in (tokens, truth)
-    ]
-    cost = torch.tensor(
-        [[_missed(mine, true, ignored) for true in truth.tolist()] for mine in tokens.tolist()]
-    )
-    guesses, truths = best_matching(cost)
-    paired = torch.full_like(truth, -1)
-    paired[truths] = tokens[guesses]
+    paired = _paired(tokens, truth, ignored)
+    most_tokens = max(_count_tokens(tokens, ignored), _count_tokens(truth, ignored))
+    true_tokens = truth.flatten().tolist()
     pairs = zip(paired.tolist(), truth.tolist(), strict=True)
     return ScoredText(
         **of_guess(name, guess, seconds),
         recognitions=judge(bags(tokens, ignored), guess.unexplained),
         tokens=paired,
-        recall=token_recall(paired.flatten().tolist(), truth.flatten().tolist(), ignored=ignored),
-        blind=token_recall(blind(max(named)), truth.flatten().tolist(), ignored=ignored),
-        exact=sum(exact_match(mine, true, ignored=ignored) for mine, true in pairs),
+        recall=token_recall(paired.flatten().tolist(), true_tokens, ignored=ignored),
+        blind=token_recall(blind(most_tokens), true_tokens, ignored=ignored),
+        exact=sum(exact_match(text, true, ignored=ignored) for text, true in pairs),
     )
 
 
+def _count_tokens(texts: Int64[Tensor, "batch positions"], ignored: frozenset[int]) -> int:
+    return sum(token not in ignored for token in texts.flatten().tolist())
+
+
+def _paired(
+    guessed: Int64[Tensor, "guesses positions"],
+    truth: Int64[Tensor, "batch positions"],
+    ignored: frozenset[int],
+) -> Int64[Tensor, "batch positions"]:
+    """The guessed texts in the order of the true ones, so that all pairs together miss least."""
+    missed = [
+        [_missed(text, true, ignored) for true in truth.tolist()] for text in guessed.tolist()
+    ]
+    guesses, truths = best_matching(torch.tensor(missed))
+    paired = torch.full_like(truth, -1)
+    paired[truths] = guessed[guesses]
+    return paired
+
+
 def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int]) -> float:
-    """Tokens of a text that a guess lacks, and a little for those at another position."""
+    """How many tokens of a true text a guess lacks, plus a little for tokens at other positions."""
     wanted = sum(token not in ignored for token in truth)
-    held = token_recall(guess, truth, ignored=ignored) * wanted if wanted else 0.0
-    return wanted - held + 1e-3 * sum(a != b for a, b in zip(guess, truth, strict=True))
+    recovered = token_recall(guess, truth, ignored=ignored) * wanted if wanted else 0.0
+    misplaced = sum(a != b for a, b in zip(guess, truth, strict=True))
+    return wanted - recovered + ORDER_WEIGHT * misplaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +158,8 @@ class TextSummary(Outcome):
     def of(cls, results: Sequence[ScoredText], batch: int) -> "TextSummary":
         """Means over the updates of one attack's results."""
         gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
-        recall, blind = (
-            statistics.fmean(getattr(r, name) for r in results) for name in ("recall", "blind")
-        )
+        recall = statistics.fmean(r.recall for r in results)
+        blind = statistics.fmean(r.blind for r in results)
         common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
         if (gain := common["gain"]) is not None:  # no gain of a share is larger
             common["gain"] = replace(gain, low=max(-1.0, gain.low), high=min(1.0, gain.high))

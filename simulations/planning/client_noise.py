@@ -1,7 +1,12 @@
-"""The noise of every client: calibrated so that its charges, and what it was charged for before,
-reach its epsilon.
+"""How much noise does each client add? As much as its epsilon needs, over all rounds together.
 
-Refused before anything is written: an epsilon or delta that no noise can reach.
+What a client is charged for are its past charges (``base.charged_before``), its training steps and
+the pruning round. Noise is calibrated so that all of these together reach its epsilon. It follows
+from the kind of the client alone: declared size, epsilon and delta. An epsilon or delta that no
+noise can reach is refused before anything is written.
+
+Two noise multipliers are distinguished: the effective one is noise over sensitivity, and is what
+accountants take. The nominal one is noise over the clip norm C, and is what settings and terms say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +32,25 @@ from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.state import ClientTerms
 
-SHARED = 32  # at most this many Poisson rates get noise of their own: a calibration takes a second
+MAX_RATES = 32
+"""Poisson rates that noise is calibrated for, at most: a calibration takes a second."""
 Noise = Mapping[Kind, tuple[float, float]]
-"""Noise multipliers of training and of the pruning round, by kind of client."""
+"""Nominal noise multipliers of training and of the pruning round, by kind of client."""
 NO_NOISE: Noise = {}
 
 
 def client_terms(
     base: Base, blocks: int | None = None, noise: Noise = NO_NOISE
 ) -> Sequence[ClientTerms]:
-    """Rate and nominal noise multiplier of every client; both follow from its declared size and
-    its epsilon, and from what clients of that kind have spent before.
+    """Sampling rate, nominal noise multiplier and weight of every client.
 
-    ``blocks``: ``count_blocks`` of the same model and method, where that is known. ``noise``: as in
-    ``make_plan``.
+    blocks: ``count_blocks`` of the model and method; None: it is counted here.
+    noise: noise multipliers that were calibrated before; empty: they are calibrated here.
+    Raises ValueError for a delta or a number of examples that is too large, for an epsilon that was
+    spent before, and for noise at which no client would train.
     """
-    clients, mechanism = base.clients, base.method.mechanism
+    clients = base.clients
+    mechanism = base.method.mechanism
     if mechanism.private:
         check_deltas(clients)
     if base.sums is not None and not base.unit.whole and max(clients.sizes) > MOST_EXAMPLES:
@@ -51,8 +59,26 @@ def client_terms(
             f"{max(clients.sizes):,}"
         )
     blocks = count_blocks(base) if blocks is None else blocks
-    weights, rates = client_weights(clients, mechanism), clients.rate_of_size
-    sigmas = noise_of_each(base, blocks) if not noise else {k: noise[k][0] for k in noise}
+    terms = _terms_of_kinds(base, blocks, noise)
+    if base.settings.trust != "client":
+        terms = _with_largest(terms)
+    if mechanism.private:
+        smallest_delta = min(delta for *_, delta in terms if delta is not None)
+        for events in front(whole_histories(base, terms, blocks)):
+            check_certified(events, smallest_delta)
+            check_budget(events, clients)
+    # one object for each kind: there may be a million clients
+    each = tuple(terms[kind] for kind in clients.kinds)
+    return _weighted(each) if clients.own_budgets else each
+
+
+def _terms_of_kinds(base: Base, blocks: int, noise: Noise) -> dict[Kind, ClientTerms]:
+    """The terms of each kind of client, with the noise that it would need alone."""
+    weights = client_weights(base.clients, base.method.mechanism)
+    rates = base.clients.rate_of_size
+    sigmas = {kind: training for kind, (training, _) in noise.items()}
+    if not noise:
+        sigmas = dict(noise_of_each(base, blocks))
     terms = {
         kind: ClientTerms(
             num_examples=kind[0],
@@ -60,53 +86,51 @@ def client_terms(
             noise_multiplier=sigmas[kind],
             weight=weights[kind[0]],
         )
-        for kind in dict.fromkeys(clients.kinds)
+        for kind in dict.fromkeys(base.clients.kinds)
     }
     if noise:
-        terms = {k: replace(t, prune_noise_multiplier=noise[k][1]) for k, t in terms.items()}
-    elif base.method.prune.reads_data:
-        terms = _with_pruning(base, terms, blocks)
-    if base.settings.trust != "client":
-        terms = _with_largest(terms)
-    if mechanism.private:
-        least = min(delta for *_, delta in terms if delta is not None)
-        for events in front(whole_histories(base, terms, blocks)):
-            check_certified(events, least)
-            check_budget(events, clients)
-    # one object for each kind: there may be a million clients
-    each = tuple(map(terms.__getitem__, clients.kinds))
-    return _weighted(each) if clients.own_budgets else each
+        return {
+            kind: replace(t, prune_noise_multiplier=noise[kind][1]) for kind, t in terms.items()
+        }
+    if base.method.prune.reads_data:
+        return _with_pruning(base, terms, blocks)
+    return terms
 
 
 def check_deltas(clients: Clients) -> None:
-    """Raise ValueError for a delta of clients at which a unit of theirs could be published."""
+    """Raise ValueError for a delta that is so large that a unit could be published: from 1 over
+    the number of units on.
+    """
     sizes: dict[float | None, set[int]] = {}
     for size, _, delta in clients.kinds:
         sizes.setdefault(delta, set()).add(size)
-    for delta, of_delta in sizes.items():
+    for delta, sizes_of_delta in sizes.items():
         assert delta is not None, "a private mechanism has a delta"
-        together = clients.sizes if clients.unit.whole else [*of_delta]
-        check_delta(delta, clients.unit.population(together))
+        population = clients.sizes if clients.unit.whole else [*sizes_of_delta]
+        check_delta(delta, clients.unit.population(population))
 
 
 def _with_pruning(
     base: Base, terms: Mapping[Kind, ClientTerms], blocks: int
 ) -> dict[Kind, ClientTerms]:
     """The terms with the noise of the pruning round, which is computed once for equal charges."""
-    known: dict[tuple[Any, ...], float] = {}
+    noise_of_charge: dict[tuple[Any, ...], float] = {}
     pruned = {}
     for kind, t in terms.items():
-        size, *budget = kind
-        charge = t.sample_rate, base.clients.accounted_steps(size), t.noise_multiplier, *budget
-        if charge not in known:
-            known[charge] = pruning_noise(base, t, blocks, *budget)
-        pruned[kind] = replace(t, prune_noise_multiplier=known[charge])
+        size, epsilon, delta = kind
+        steps = base.clients.accounted_steps(size)
+        charge = (t.sample_rate, steps, t.noise_multiplier, epsilon, delta)
+        if charge not in noise_of_charge:
+            noise_of_charge[charge] = pruning_noise(base, t, blocks, epsilon, delta)
+        pruned[kind] = replace(t, prune_noise_multiplier=noise_of_charge[charge])
     return pruned
 
 
 def _with_largest(terms: Mapping[Kind, ClientTerms]) -> dict[Kind, ClientTerms]:
-    """The terms with the largest noise for all. The sum has all shares of the noise: unequal shares
-    would add up to less than the largest client needs.
+    """The terms with the largest noise for all clients.
+
+    Where only a sum is private, it needs the shares of all: unequal shares would add up to less
+    noise than the client that needs most.
     """
     sigma = max(t.noise_multiplier for t in terms.values())
     prune = max(t.prune_noise_multiplier for t in terms.values())
@@ -127,30 +151,31 @@ def whole_histories(
     base: Base, terms: Mapping[Kind, ClientTerms], blocks: int
 ) -> list[tuple[Event, ...]]:
     """What clients will have been charged for when all rounds are over: before, and by the plan.
-    ``terms``: of each kind of client.
+
+    Kinds of clients that are charged alike have one entry.
     """
     different = {}
     for kind, t in terms.items():
         noise = t.sample_rate, t.noise_multiplier, t.prune_noise_multiplier
-        steps, earlier = base.clients.accounted_steps(t.num_examples), base.before.of(kind)
+        steps = base.clients.accounted_steps(t.num_examples)
+        earlier = base.before.of(kind)
         different[noise, steps, earlier] = t
     return [
         (*events_of(base, t, blocks), *history)
-        for (*_, earlier), t in different.items()
+        for (_, _, earlier), t in different.items()
         for history in earlier
     ]
 
 
 def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
-    """What a client that always takes part is charged for in the rounds that come: its training
-    steps, and the pruning round.
+    """What a client that takes part in each planned round is charged for: its training steps, and
+    the pruning round.
     """
-    mechanism, clients = terms.mechanism(base.method.mechanism), base.clients
-    effective = (
-        mechanism.effective_noise_multiplier(blocks)
-        if mechanism.private
-        else mechanism.noise_multiplier
-    )
+    clients = base.clients
+    mechanism = terms.mechanism(base.method.mechanism)
+    effective = mechanism.noise_multiplier
+    if mechanism.private:
+        effective = mechanism.effective_noise_multiplier(blocks)
     training = Event(
         sample_rate=clients.accounted_rate(terms.sample_rate),
         noise_multiplier=effective / base.unit.examples,
@@ -164,13 +189,14 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
 
 
 def log_ratio_of(base: Base) -> float:
-    """What the rounding of a secure sum adds to the privacy loss of a release, at the most."""
+    """The most that the discrete noise of a secure sum adds to the privacy loss of a release."""
     return 0.0 if base.sums is None else most_log_ratio(base.sums)
 
 
 def pruning_round(method: Method, epsilon: float | None, delta: float | None) -> tuple[Event, ...]:
-    """The pruning round's event if an epsilon is given: alone it spends its share of that
-    epsilon.
+    """The event of the pruning round, which alone spends its share of the epsilon.
+
+    () without a pruning round that adds noise, and without a given epsilon.
     """
     if not (method.prune.reads_data and method.mechanism.adds_noise) or epsilon is None:
         return ()
@@ -184,14 +210,15 @@ def pruning_noise(
 ) -> float:
     """Noise multiplier of the pruning round, 0 without one.
 
-    If the noise multiplier of training was given instead of an epsilon, the share is of training's
-    own epsilon.
+    If the noise multiplier of training was given instead of an epsilon, the round spends its share
+    of the epsilon that training costs.
     """
     prune = base.method.prune
     if not (prune.reads_data and base.method.mechanism.adds_noise):
         return 0.0
-    if known_round := pruning_round(base.method, epsilon, delta):
-        return known_round[0].noise_multiplier
+    if epsilon is not None:
+        (event,) = pruning_round(base.method, epsilon, delta)
+        return event.noise_multiplier
     assert delta is not None, "a private mechanism has a delta"
     target = prune.epsilon_share * compose(events_of(base, terms, blocks), delta=delta).upper
     return calibrate_noise_multiplier(epsilon=target, delta=delta, sample_rate=1.0, steps=1)
@@ -204,11 +231,12 @@ def check_budget(events: Sequence[Event], clients: Clients) -> None:
     s = clients.settings
     if s.epsilon is None or s.noise_multiplier is None:
         return
-    first, *others = events
+    training, *others = events
     steps = clients.accounted_steps(min(clients.sizes), clients.steps_a_round)
-    once = [replace(first, steps=steps, log_ratio=first.log_ratio * steps / first.steps), *others]
+    log_ratio = training.log_ratio * steps / training.steps
+    one_round = [replace(training, steps=steps, log_ratio=log_ratio), *others]
     try:
-        spent = compose(once, delta=s.delta, accountants=("pld",)).upper
+        spent = compose(one_round, delta=s.delta, accountants=("pld",)).upper
     except AccountingError:  # the cheap accountant failed; every client uses both before it trains
         return
     if spent > s.epsilon:
@@ -230,50 +258,52 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
 
 
 def noise_of_each(base: Base, blocks: int) -> Mapping[Kind, float]:
-    """Nominal noise multiplier by kind of client.
+    """Nominal noise multiplier of training, by kind of client.
 
-    Its effective one reaches epsilon: sigma = sigma_eff * sensitivity / C, times the examples of a
-    unit. The same epsilon covers the pruning round, and whatever was charged before, which are on
-    the same examples. The given noise multiplier where there is one; 0 without noise.
+    It is the given one if there is one, and 0 without noise. Else the effective noise multiplier
+    sigma_eff is calibrated to epsilon, next to the pruning round and whatever was charged before:
+    they are on the same examples. The nominal one is sigma_eff * sensitivity / C, times the
+    examples of a unit.
     """
-    mechanism, kinds = base.method.mechanism, dict.fromkeys(base.clients.kinds)
+    mechanism = base.method.mechanism
+    kinds = dict.fromkeys(base.clients.kinds)
     given = base.settings.noise_multiplier if mechanism.adds_noise else 0.0
     if given is not None:
         return dict.fromkeys(kinds, given)
-    together: dict[tuple[float, float, History], list[Kind]] = {}
+    # kinds that have the same budget and the same past are calibrated together
+    by_budget: dict[tuple[float, float, History], list[Kind]] = {}
     for kind in kinds:
         _, epsilon, delta = kind
         if epsilon is None or delta is None:
             raise ValueError("expected either epsilon and delta, or noise_multiplier")
         for history in base.before.of(kind):
-            together.setdefault((epsilon, delta, history), []).append(kind)
-    charged = charged_by_size(base.clients)
+            by_budget.setdefault((epsilon, delta, history), []).append(kind)
+    charges = charged_by_size(base.clients)
     effective = dict.fromkeys(kinds, 0.0)
-    for (epsilon, delta, history), alike in together.items():
+    for (epsilon, delta, history), kinds_of_budget in by_budget.items():
         check_something_left(history, epsilon, delta)
         pruning = () if base.before.rounds else pruning_round(base.method, epsilon, delta)
         sigmas = calibrate_each(
-            {charged[size] for size, *_ in alike},
+            {charges[size] for size, _, _ in kinds_of_budget},
             epsilon=epsilon,
             delta=delta,
             besides=(*pruning, *history),
             log_ratio=log_ratio_of(base),
         )
-        for kind in alike:
-            effective[kind] = max(effective[kind], sigmas[charged[kind[0]]])
-    nominal = mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0
-    return {kind: sigma * nominal * base.unit.examples for kind, sigma in effective.items()}
+        for kind in kinds_of_budget:
+            effective[kind] = max(effective[kind], sigmas[charges[kind[0]]])
+    sensitivity = mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0
+    return {kind: sigma * sensitivity * base.unit.examples for kind, sigma in effective.items()}
 
 
 def charged_by_size(clients: Clients) -> dict[int, tuple[float, int]]:
-    """What noise is calibrated for in the rounds that come: sampling rate and steps, by declared
-    size.
+    """The sampling rate and the steps that noise is calibrated for, by declared size.
 
-    Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients
-    share it.
+    Beyond MAX_RATES different rates, clients share the noise of a larger rate than their own, which
+    is enough for them.
     """
     rates = clients.rate_of_size
-    shared = shared_rates(map(clients.accounted_rate, rates.values()), limit=SHARED)
+    shared = shared_rates(map(clients.accounted_rate, rates.values()), limit=MAX_RATES)
     return {
         size: (rate, clients.accounted_steps(size))
         for rate, size in zip(shared, rates, strict=True)
@@ -281,7 +311,7 @@ def charged_by_size(clients: Clients) -> dict[int, tuple[float, int]]:
 
 
 LEAST_LEFT = 1.001
-"""An epsilon that is above what was spent by a smaller factor leaves nothing to train with."""
+"""Epsilon over what was spent before, at the least: below it, too little is left to train with."""
 
 
 def check_something_left(history: History, epsilon: float, delta: float) -> None:

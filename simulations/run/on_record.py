@@ -1,11 +1,14 @@
-"""What a run of ``fedlsg.simulate`` leaves in the records of its process: what it spent on its
-rows, what it trained.
+"""What a run of ``fedlsg.simulate`` leaves in records outside of its directory, and is checked by.
 
-Each run has a ledger of its own, in its directory. So five runs on the same rows spend five times,
-and each says what it spent alone: ``fedlsg.epsilon_of_data`` adds them up.
+Two records, because each run has a ledger of its own, which does not see other runs:
+
+    rows     which runs of this process were on the same private rows. Five runs spend five times,
+             and each ledger says what one spent: ``fedlsg.epsilon_of_data`` adds them up.
+    weights  which weights were trained, in this process or an earlier one. A run that starts from
+             them would go on without what they have spent: it is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,50 +32,56 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA
 
-WAY = (
+HOW_TO_GO_ON = (
     "go on from the run that did, with start_from=RUN, or continue it with out=... and "
     "resume=True; or train both times with fedlsg.PrivateStep and one ledger=PATH"
 )
 
 
 def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
-    """The writer of the run's weights. Raises ValueError if this process, or an earlier one of this
-    user's, has trained the initial ones, and their ledger does not go on; ``goes_on``: it does.
+    """The writer of the record of weights, after a check of the initial weights.
 
-    Weights that a setting names are known by the rows behind them, which the plan has compared,
-    where there is a record of these next to the file and names tell rows apart; else by their
-    digests.
+    ``goes_on``: whether the run continues the ledger of the run that trained them.
+    Raises ValueError if the initial weights were trained by this user, in this process or an
+    earlier one, and the ledger of that run does not go on. Weights are recognised by their digests.
+    That check is left out where the plan has compared the rows behind the weights already: by names
+    of built-in data, or because the run starts from another run.
     """
-    s, model = plan.settings, plan.initial.model()
-    fresh = goes_on or s.fresh_data or s.start_from is not None or _told_apart(plan)
-    writer = Writer(fresh_data=fresh)
+    s = plan.settings
+    model = plan.initial.model()
+    is_checked = goes_on or s.fresh_data or s.start_from is not None or _rows_have_names(plan)
+    writer = Writer(fresh_data=is_checked)
     learn_weights()
-    writer.check(model, WAY)
+    writer.check(model, HOW_TO_GO_ON)
     writer.begin(trainable(model))
     return writer
 
 
-def _told_apart(plan: Plan) -> bool:
-    """Whether records say by names that no weights of the settings have seen the rows of the run:
-    names of built-in data do, a user may call the same rows by several.
+def _rows_have_names(plan: Plan) -> bool:
+    """Whether names alone say which rows the run and the weights of its settings have seen.
+
+    Only names of built-in data do: a user may give several names to the same rows.
     """
-    behind = [rows_behind(source) for source in starts_of(plan.settings).values()]
-    names = {rows.removeprefix(DATA).partition(" ")[0] for rows in set().union(*behind)}
-    builtin = {*workloads.names()}
-    return bool(behind) and all(behind) and {plan.settings.workload, *names} <= builtin
+    rows_of_sources = [rows_behind(source) for source in starts_of(plan.settings).values()]
+    if not rows_of_sources or not all(rows_of_sources):
+        return False
+    names = {rows.removeprefix(DATA).partition(" ")[0] for rows in set().union(*rows_of_sources)}
+    return {plan.settings.workload, *names} <= {*workloads.names()}
 
 
 @contextmanager
 def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -> Iterator[None]:
-    """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of
-    them have spent.
+    """Inside, the run trains. Warns of a second run on the same rows, and prints at the end what
+    all of them have spent.
     """
-    s, places, start = plan.settings, rows_of(plan), started_from(plan)
-    # what the run before has spent is in the ledger of this one, too
+    s = plan.settings
+    places = rows_of(plan)
+    start = started_from(plan)
+    # the ledger of this run then has the charges of the earlier one, which must not count twice
     goes_on = any(run.ledger == str(start) for run in runs_on(places))
     run = DataRun(
         ledger=str(directory.path.resolve()),
-        charged=partial(charged, directory, own=goes_on),
+        charged=partial(charged, directory, only_this_run=goes_on),
         delta=s.delta,
         warns=plan.method.mechanism.private and not s.reproducible and not goes_on,
     )
@@ -80,24 +89,24 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     try:
         yield
     finally:
-        entries = charged(directory, own=goes_on)
+        entries = charged(directory, only_this_run=goes_on)
         run.charged = lambda: entries
         for folder in (directory.path, directory.path / BEST_FOLDER):
-            # it did not finish, or no callback kept its best round
+            # the file is missing if the run did not finish, or no callback kept its best round
             with suppress(FileNotFoundError):
                 writer.note(read_model(folder)[0])
-    if len(known := runs_on(places)) > 1:
-        total = epsilon_words(epsilon_of_runs(known, s.delta))
+    runs = runs_on(places)
+    if len(runs) > 1:
+        total = epsilon_words(epsilon_of_runs(runs, s.delta))
         print_line(
             f"all runs of this process on these rows: epsilon {total} at delta {s.delta:g}", console
         )
 
 
 def rows_of(plan: Plan) -> list[Place]:
-    """Where the private rows of a workload of a user's own are; none of fedlsg's own data sets,
-    which are public.
-    """
-    workload, s = workloads.own(plan.settings.workload), plan.settings
+    """Where the private rows of a user's workload are; [] for built-in data, which are public."""
+    s = plan.settings
+    workload = workloads.own(s.workload)
     if workload is None or s.public_rows is not None:
         return []
     if isinstance(workload.train, str | Path):
@@ -105,11 +114,17 @@ def rows_of(plan: Plan) -> list[Place]:
     return places_of(workload.train)
 
 
-def charged(directory: RunDir, *, own: bool = False) -> list[Sequence[Entry]]:
-    """The entries of the clients, and of a server that adds the noise: those that cost the same,
-    once. ``own``: without those of a run whose ledgers go on here.
+def charged(directory: RunDir, *, only_this_run: bool = False) -> list[Sequence[Entry]]:
+    """The ledger entries of each client, and of a server that adds the noise.
+
+    Clients whose entries cost the same are listed once.
+    ``only_this_run``: leave out entries of an earlier run whose ledgers go on here.
     """
     charges = directory.charges
-    every = [charges.of(client).entries for client in (*charges.clients(), SERVER)]
-    each = [[e for e in entries if not e.run] for entries in every] if own else every
-    return list({tuple(map(kind_of, entries)): entries for entries in each}.values())
+    different: dict[Hashable, Sequence[Entry]] = {}
+    for client in (*charges.clients(), SERVER):
+        entries = charges.of(client).entries
+        if only_this_run:
+            entries = [entry for entry in entries if not entry.run]
+        different[tuple(map(kind_of, entries))] = entries
+    return list(different.values())

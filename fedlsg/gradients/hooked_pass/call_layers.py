@@ -1,9 +1,12 @@
-"""A pass over the layers whose gradients are a function of one call: keep the inputs, then call
-that function.
+"""Layers without formulas here, whose per-example gradients are a function of one call.
 
-Forward keeps the arguments of the call. Backward hands them over with the gradient at the output,
-checks what comes back, and puts it in the frame's blocks. What the function gives is clipped like
-any other gradient.
+Such a function (``calls``) gets the module, the inputs of its call and the gradient at its output.
+Examples are recurrent layers, attention, and types that a user registers.
+
+In forward the inputs of the call are kept (``arguments``, ``check_batch``), and the output is
+watched (``watch_call``). When the gradient at the output arrives in backward, the function is
+called, its result is checked, and the kept coordinates are added to the frame's blocks
+(``set_blocks``). What the function gives is clipped like any other gradient.
 """
 
 import inspect
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.gradients.calls import Kind, kind_of, unsupported
+from fedlsg.gradients.calls import Kind, UnsupportedLayerError, kind_of, unsupported
 from fedlsg.gradients.calls.registry import Ways
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
@@ -31,7 +34,7 @@ from fedlsg.user_code.failure import describe
 
 
 class Graph(Protocol):
-    """What a pass offers: see ``hooks.Pass``."""
+    """What this file uses of a pass, ``hooks.Pass``, which imports this file."""
 
     batch: int
     survey: Survey
@@ -62,8 +65,11 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallLayer:
-    """A module with the function that gives its gradients, and its blocks by the module's own
-    parameter names.
+    """A module whose gradients are a function of one call.
+
+    path: of the module in the model.
+    kind: the function, and where the module has its examples.
+    slots: its blocks in the frame, by the parameter's name in the module.
     """
 
     path: str
@@ -78,7 +84,7 @@ class CallLayer:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the first of these."""
+        """The type of the first parameter, in which gradients are computed."""
         return self.parameters[0].dtype
 
     @cached_property
@@ -88,7 +94,7 @@ class CallLayer:
 
 
 def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
-    """The layers of a model that are calls."""
+    """The layers of a model whose gradients are computed in this way."""
     slots_by_name = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
@@ -116,47 +122,42 @@ def arguments(
 
 
 def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
-    """Raise UnsupportedLayerError unless the examples are on the axes of the inputs where the layer
-    has them.
+    """Raise UnsupportedLayerError unless the inputs have the examples on the layer's axes.
+
+    Other inputs than the first may have several rows for each example, one after the other.
     """
-    tensors = tensors_in(inputs)
+
+    def refuse(reason: str) -> UnsupportedLayerError:
+        return unsupported(layer.path, layer.module, reason)
+
     first = inputs[0] if inputs else None
-    packed = isinstance(first, PackedSequence)
-    if not packed and (
-        not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module)
-    ):
+    has_batch_dimension = isinstance(first, PackedSequence) or (
+        isinstance(first, Tensor) and first.ndim >= layer.kind.least(layer.module)
+    )
+    if not has_batch_dimension:
         shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
-        raise unsupported(
-            layer.path,
-            layer.module,
-            f"expected a tensor with a batch dimension as its first input, got {shape}",
-        )
-    if (size := layer.kind.size(layer.module, inputs)) not in (None, batch):
-        raise unsupported(
-            layer.path,
-            layer.module,
-            f"expected the batch of {batch}, got an input of {size} examples",
-        )
+        raise refuse(f"expected a tensor with a batch dimension as its first input, got {shape}")
+    size = layer.kind.size(layer.module, inputs)
+    if size not in (None, batch):
+        raise refuse(f"expected the batch of {batch}, got an input of {size} examples")
     axes = layer.kind.axes(layer.module, inputs)
-    for t, axis in zip(tensors, axes, strict=False):
-        if axis is not None and (
-            t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch)
-        ):
-            raise unsupported(
-                layer.path,
-                layer.module,
+    for t, axis in zip(tensors_in(inputs), axes, strict=False):
+        if axis is None:
+            continue
+        if t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch):
+            raise refuse(
                 f"expected the batch of {batch} on dimension {axis} of its inputs, got shape "
                 f"{tuple(t.shape)}; keep examples there (no flattening of positions into it), or "
-                "freeze it",
+                "freeze it"
             )
 
 
 def watch_call(
     step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0
 ) -> Any:
-    """The output of a call, watched: the layer's blocks are formed when its gradient has arrived.
+    """The output of a call, as the model goes on with it: its gradient forms the layer's blocks.
 
-    ``axis``: the axis of the examples in the only input.
+    ``axis``: of the examples; other than 0 only for layers with a single input.
     """
     versions = [t._version for t in tensors_in(inputs)]
 
@@ -168,22 +169,36 @@ def watch_call(
             )
             raise unsupported(layer.path, layer.module, reason)
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
-            given, g = in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype)
+            x = in_type(inputs, layer.dtype)
+            g = in_type(output_gradient, layer.dtype)
             if axis != 0:
-                given = (examples_first(given[0], axis, step.batch), *given[1:])
+                x = (examples_first(x[0], axis, step.batch), *x[1:])
                 g = examples_first(g, axis, step.batch)
-            set_blocks(step, layer, given, g)
+            set_blocks(step, layer, x, g)
 
     if isinstance(output, Tensor):
-        output = own_memory(output)
-        made, shape = step.enter(layer.path, layer.module, output), output.shape
+        return _watch_tensor(step, layer, own_memory(output), form)
+    return _watch_structure(step, layer, output, form)
 
-        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-            if gradients[0] is not None:
-                form(gradients[0].reshape(shape))
 
-        step.watch(layer.path, layer.module, producer(made), arrived)
-        return made
+def _watch_tensor(
+    step: Graph, layer: CallLayer, output: Tensor, form: Callable[[Any], None]
+) -> Tensor:
+    """The output in the graph; ``form`` is called with its gradient."""
+
+    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[0] is not None:
+            form(gradients[0].reshape(output.shape))
+
+    watched = step.enter(layer.path, layer.module, output)
+    step.watch(layer.path, layer.module, producer(watched), arrived)
+    return watched
+
+
+def _watch_structure(
+    step: Graph, layer: CallLayer, output: Any, form: Callable[[Any], None]
+) -> Any:
+    """The same for tensors in tuples, lists or dicts: ``form`` gets their gradients together."""
     numbers = [t for t in tensors_in(output) if t.is_floating_point()]
     if not numbers:
         raise unsupported(
@@ -191,43 +206,41 @@ def watch_call(
             layer.module,
             "its output has no tensor of numbers in tuples, lists or dicts",
         )
-    form_of_output = shape_of(output)
+    places = places_of_numbers(output)
 
     def all_arrived(gradients: Sequence[Tensor]) -> None:
-        form(fill_in(form_of_output, iter(gradients)))
+        form(fill_in(places, iter(gradients)))
 
     copies = Copies.apply(all_arrived, *(step.enter(layer.path, layer.module, t) for t in numbers))
     step.watch(layer.path, layer.module, copies[0].grad_fn, lambda gradients: None)
-    left = iter(copies)
-    return map_tensors(lambda t: next(left) if t.is_floating_point() else t, output)
+    next_copy = iter(copies)
+    return map_tensors(lambda t: next(next_copy) if t.is_floating_point() else t, output)
 
 
-def shape_of(output: Any) -> Any:
-    """A structure with True in the places of floating-point tensors; named tuples become plain
-    ones.
+def places_of_numbers(output: Any) -> Any:
+    """The structure of an output, with True in place of each floating-point tensor.
+
+    Named tuples become plain ones.
     """
     if isinstance(output, dict):
-        return {key: shape_of(item) for key, item in output.items()}
+        return {key: places_of_numbers(item) for key, item in output.items()}
     if isinstance(output, tuple | list):
-        return (tuple if hasattr(output, "_fields") else type(output))(
-            shape_of(item) for item in output
-        )
+        kind = tuple if hasattr(output, "_fields") else type(output)
+        return kind(places_of_numbers(item) for item in output)
     return isinstance(output, Tensor) and output.is_floating_point()
 
 
-def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
-    """A structure of ``shape_of`` with gradients in the places of True, and None elsewhere."""
-    if isinstance(form, dict):
-        return {key: fill_in(item, gradients) for key, item in form.items()}
-    if isinstance(form, tuple | list):
-        return type(form)(fill_in(item, gradients) for item in form)
-    return next(gradients) if form else None
+def fill_in(places: Any, gradients: Iterator[Tensor]) -> Any:
+    """A structure of ``places_of_numbers`` with gradients in place of True, and None elsewhere."""
+    if isinstance(places, dict):
+        return {key: fill_in(item, gradients) for key, item in places.items()}
+    if isinstance(places, tuple | list):
+        return type(places)(fill_in(item, gradients) for item in places)
+    return next(gradients) if places else None
 
 
 class Copies(torch.autograd.Function):
-    """Copies of several tensors, whose gradients arrive together; zeros for a tensor without
-    one.
-    """
+    """Copies of tensors whose gradients arrive together: zeros for a tensor without one."""
 
     @staticmethod
     def forward(
@@ -250,8 +263,10 @@ def in_type(values: Any, dtype: torch.dtype) -> Any:
 def set_blocks(
     step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gradient: Any
 ) -> None:
-    """Compute the layer's gradients and keep its blocks. Raises UnsupportedLayerError for wrong
-    ones, by name.
+    """Call the layer's function, and add the kept coordinates of its gradients to the blocks.
+
+    Raises UnsupportedLayerError, naming the parameter, if the function fails or a gradient is
+    missing or has a wrong shape or type.
     """
     try:
         gradients = layer.kind.gradients(layer.module, inputs, output_gradient)
@@ -269,31 +284,35 @@ def set_blocks(
         )
     for name, slot in layer.slots.items():
         value = gradients.get(name)
-        whole = (step.batch, *slot.block.shape)
+        shape = (step.batch, *slot.block.shape)
         if not isinstance(value, Tensor | RowGradients | ProductGradients):
             raise unsupported(
                 layer.path, layer.module, f"its gradient function gave no gradient for {name}"
             )
-        if isinstance(value, Tensor) and (value.shape != whole or not value.is_floating_point()):
-            raise unsupported(
-                layer.path,
-                layer.module,
-                f"expected the gradient of {name} of shape {whole}, one row an example, got "
-                f"{tuple(value.shape)} of {value.dtype}",
-            )
-        value = value.detach().to(layer.dtype) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            if value.shape != shape or not value.is_floating_point():
+                raise unsupported(
+                    layer.path,
+                    layer.module,
+                    f"expected the gradient of {name} of shape {shape}, one row an example, got "
+                    f"{tuple(value.shape)} of {value.dtype}",
+                )
+            value = value.detach().to(layer.dtype)
         step.add(slot.position, settle(value, slot, ghost=step.ghosts(layer.path)))
 
 
 def settle(value: Tensor | Lazy, slot: Slot, *, ghost: bool) -> Any:
-    """A block's kept coordinates for each example; ``Lazy`` as it is where ghost clipping may use
-    it and is cheaper.
+    """A block's kept coordinates for each example.
+
+    ``Lazy`` gradients (products that are not formed yet) stay as they are if ghost clipping may use
+    them and is cheaper.
     """
     if isinstance(value, Tensor):
-        # a parameter of no dimensions
-        return kept_values(value if value.ndim > 1 else value.unsqueeze(1), slot.keep)
+        is_scalar = value.ndim == 1  # a parameter of no dimensions: one number an example
+        return kept_values(value.unsqueeze(1) if is_scalar else value, slot.keep)
     block = slot.block
-    if ghost and block.kept == block.size and block.weight == 1 and value.cheaper:
+    is_whole = block.kept == block.size and block.weight == 1
+    if ghost and is_whole and value.cheaper:
         return value
     if slot.keep.axis == 1 and len(block.shape) == 2:
         return value.dense(slot.keep.index)

@@ -1,7 +1,8 @@
-"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed,
-balanced.
+"""Which runs does a comparison consist of?
 
-A comparison drops settings that a method lacks, and says so.
+A ``Grid`` has the axes method, epsilon, rank, sparsity, other varied settings, and seed. A ``Cell``
+is one run: a value of each axis. A setting that does not change a method (a rank for a dense one)
+is dropped for it, and the comparison says so: ``lacks``, ``Grid.dropped``.
 """
 
 import math
@@ -18,71 +19,13 @@ from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.settings.settings import declarations
 
 NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
-"""Settings that say nothing where no noise is added."""
+"""Settings that change nothing where no noise is added."""
 CLIP = frozenset({"clip", "clip_norm", "norms_clip_weight", "classifier_clip_weight"})
-"""Settings that say nothing where neither a clip nor noise is."""
-
-
-def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
-    """Whether no value of the setting ``name`` changes a run of this method with the other
-    ``settings``.
-
-    values: what it is to be varied over; a setting of a recipe that gives the same method for all
-    of them is lacking, such as the rank of ``rs`` on dense gradients.
-    """
-    kind = settings.get("mechanism") or strategies.default_mechanism(method)
-    if name in NOISE:
-        return is_silent(kind)
-    if name in CLIP:
-        return kind in KINDS and KINDS[kind].plain
-    if name in strategies.own_settings(method):
-        values = (*values, *TRIED.get(name, ()))
-        return len(values) > 1 and not _looks_at(method, name, settings, values)
-    return name in strategies.recipe_settings()
-
-
-def _looks_at(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any]) -> bool:
-    own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
-    try:
-        first, *others = (strategies.recipe(method, **(own | {name: value})) for value in values)
-    except ValueError:  # settings that its cells will be refused for, each with its reason
-        return True
-    return any(other != first for other in others)
-
-
-def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each method that lacks settings, from (label, setting) pairs."""
-    pairs = grouped(dropped, itemgetter(0))
-    lacking = {label: tuple(dict.fromkeys(name for _, name in own)) for label, own in pairs.items()}
-    return [
-        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there"
-        for names, labels in grouped(lacking, lacking.__getitem__).items()
-    ]
-
-
-T = TypeVar("T")
-K = TypeVar("K")
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by their key, in the order of the first one of each."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of a setting is a number: True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
+"""Settings that change nothing where there is neither a clip nor noise."""
 OPTIONS = {"rank": "--ranks", "sparsity": "--sparsities"}
 """Settings that a key of the grid, or ``vary``, gives values to."""
 TRIED = {"rank": (1, 2), "sparsity": (0.25, 0.5)}
-"""Values of them, of which a grid may give a single one, that show whether a recipe looks at
-them.
-"""
+"""Values of these settings that show whether a recipe uses them: a grid may give only one value."""
 AXES = {
     "seed": "--seeds",
     "epsilon": "--epsilons",
@@ -95,9 +38,73 @@ AXES = {
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 
 
+def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
+    """Whether the setting ``name`` changes nothing in a run of this method.
+
+    settings: the other settings of the run.
+    values: what the setting is varied over. If the recipe gives the same method for all of them,
+        such as ``rs`` on dense gradients for all ranks, the method lacks it.
+    """
+    kind = settings.get("mechanism") or strategies.default_mechanism(method)
+    if name in NOISE:
+        return is_silent(kind)
+    if name in CLIP:
+        return kind in KINDS and KINDS[kind].plain
+    if name in strategies.own_settings(method):
+        values = (*values, *TRIED.get(name, ()))
+        return len(values) > 1 and not _changes(method, name, settings, values)
+    return name in strategies.recipe_settings()
+
+
+def _changes(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any]) -> bool:
+    """Whether these values of a setting of a recipe give different methods."""
+    of_recipe = strategies.own_settings(method)
+    others = {key: value for key, value in settings.items() if key in of_recipe}
+    try:
+        methods = [strategies.recipe(method, **(others | {name: value})) for value in values]
+    except ValueError:  # the cells will be refused, each with its reason
+        return True
+    return any(made != methods[0] for made in methods)
+
+
+def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
+    """Sentences about settings that methods lack, from pairs (label, setting): one sentence for
+    methods that lack the same.
+    """
+    settings_of: dict[str, tuple[str, ...]] = {}
+    for label, pairs in grouped(dropped, itemgetter(0)).items():
+        settings_of[label] = tuple(dict.fromkeys(name for _, name in pairs))
+    return [
+        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there"
+        for names, labels in grouped(settings_of, settings_of.__getitem__).items()
+    ]
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by their key, keys in the order of their first items."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a setting is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A method of the grid under its label, with the settings that only it gets."""
+    """A method of the grid.
+
+    label: what tables call it, and its cells' directories.
+    method: the name of its recipe.
+    settings: those that no other entry gets.
+    """
 
     label: str
     method: str
@@ -117,24 +124,34 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: its directory's name, its label, and the settings to run with."""
+    """One run.
+
+    name: of its directory.
+    label: of its entry.
+    given: all settings that are not at their defaults.
+    varied: those of them that ``Grid.vary`` gives, with their values.
+    """
 
     name: str
     label: str
     given: Mapping[str, Any]
     varied: tuple[tuple[str, Any], ...] = ()
-    """The settings that the grid varies for this method, with their values here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of
-    ``Settings``.
+    """The axes of a comparison, and the settings that all its runs have.
 
-    vary: values of any other settings. A method is run with every combination of the ones that it
-    has. ``ranks`` and ``sparsities`` are the same of two settings that tables have columns for:
-    figures are not over them.
-
+    workload: the data of all runs.
+    entries: the methods.
+    seeds: one run for each.
+    epsilons: targets; without any, noise is that of the settings.
+    ranks, sparsities: values of two settings that tables have columns for.
+    settings: of all methods that have them: values by field name of ``Settings``.
+    vary: values of any other settings. A method is run with every combination of those it has.
+    notes: sentences that tables and pages show, such as what choosing these settings cost.
+    labels: what tables and figures call methods. No run depends on it.
+    choosing: the search that chose the settings.
     Raises ValueError for what no run accepts, naming the setting and the fix.
     """
 
@@ -147,13 +164,15 @@ class Grid:
     settings: Mapping[str, Any] = field(default_factory=dict)
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """Sentences that its tables and pages show, such as what choosing these settings cost."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What its tables and figures call methods. No run depends on it."""
     choosing: Choosing | None = None
-    """The search that chose its settings."""
 
     def __post_init__(self) -> None:
+        self._check_axes()
+        self._check_given()
+        self._check_varied()
+
+    def _check_axes(self) -> None:
         if not self.entries:
             raise ValueError(
                 "expected at least one method: give --methods a,b,c, --methods all, or --grid FILE"
@@ -173,6 +192,8 @@ class Grid:
                 "expected epsilons > 0 and finite, got "
                 f"{', '.join(f'{e:g}' for e in self.epsilons)}"
             )
+
+    def _check_given(self) -> None:
         given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
@@ -195,30 +216,31 @@ class Grid:
                     f"none of the methods {', '.join(e.label for e in self.entries)} has a setting "
                     f"{name}"
                 )
-        self._check_varied()
 
     @property
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        """All settings that are varied besides epsilon and seed: ``vary``, and those that have a
-        key of their own.
-        """
+        """All settings that are varied in addition to epsilon and seed, with their values."""
         return {name: values for name, values in self._keys().items() if values} | dict(self.vary)
 
     def _keys(self) -> dict[str, tuple[Any, ...]]:
+        """The settings that have an axis of their own."""
         return {"rank": self.ranks, "sparsity": self.sparsities}
 
     def _check_varied(self) -> None:
         for name, declared in declarations(self.axes).items():
-            values, own = self.axes[name], self._keys().get(name)
+            values = self.axes[name]
             for value in values:
                 declared.check(value)
             if name in self.vary and (len(values) < 2 or len(set(values)) < len(values)):
                 raise ValueError(
                     f"expected two values of {name} at least, each once: --vary {name}=A,B,C"
                 )
-            if name in self.settings or (name in self.vary and own):
+            if name in self.settings or (name in self.vary and self._keys().get(name)):
                 raise ValueError(f"{name} is varied, and given elsewhere: leave one of them out")
-            if all(lacks(entry.method, name, self._own(entry), values) for entry in self.entries):
+            if all(
+                lacks(entry.method, name, self._settings_of(entry), values)
+                for entry in self.entries
+            ):
                 labels = ", ".join(entry.label for entry in self.entries)
                 option = f"--vary {name}" if name in self.vary else OPTIONS[name]
                 raise ValueError(
@@ -226,40 +248,42 @@ class Grid:
                 )
 
     def cells(self) -> list[Cell]:
-        """All cells, seeds outermost, then epsilons: when a run stops, all methods got equally far.
+        """All cells: seeds outermost, then epsilons, methods innermost.
 
-        A method without noise runs once a seed. A setting that only some recipes have goes to those
-        recipes, and what would repeat a run of the others is none.
+        So a comparison that is stopped has got equally far with all methods. A method without noise
+        has one cell for all epsilons, and a method that lacks a setting one for all its values.
         """
-        has = {entry.label: self._has(entry) for entry in self.entries}
-        return [
-            self._cell(
-                entry, seed, epsilon, {name: at[name] for name in at if name in has[entry.label]}
-            )
-            for seed in self.seeds
-            for epsilon in self.epsilons or (None,)
-            for values in product(*self.axes.values())
-            for at in [dict(zip(self.axes, values, strict=True))]
-            for entry in self.entries
-            if self._adds_noise(entry) or epsilon in (None, *self.epsilons[:1])
-            if all(at[name] is self.axes[name][0] for name in at.keys() - has[entry.label])
-        ]
+        axes = self.axes
+        axes_of = {entry.label: self._axes_of(entry) for entry in self.entries}
+        cells = []
+        for seed, epsilon in product(self.seeds, self.epsilons or (None,)):
+            is_first_epsilon = epsilon in (None, *self.epsilons[:1])
+            for values in product(*axes.values()):
+                point = dict(zip(axes, values, strict=True))
+                for entry in self.entries:
+                    own = axes_of[entry.label]
+                    repeats = not self._adds_noise(entry) and not is_first_epsilon
+                    repeats |= any(point[name] is not axes[name][0] for name in axes.keys() - own)
+                    if not repeats:
+                        varied = {name: value for name, value in point.items() if name in own}
+                        cells.append(self._cell(entry, seed, epsilon, varied))
+        return cells
 
     def dropped(self) -> list[tuple[str, str]]:
-        """(label, setting) of each setting that is given or varied for all methods and that a
-        method lacks.
-        """
+        """(label, setting) of each setting of all methods that a method lacks."""
         recipes = strategies.recipe_settings()
-        return [
-            (entry.label, name)
-            for entry in self.entries
-            for name in (*self.settings, *self.axes)
-            if (name in self.axes and lacks(entry.method, name, self._own(entry), self.axes[name]))
-            or (name in recipes and not entry.has(name))
-        ]
+        pairs = []
+        for entry in self.entries:
+            settings = self._settings_of(entry)
+            for name in (*self.settings, *self.axes):
+                values = self.axes.get(name)
+                is_lacking = values is not None and lacks(entry.method, name, settings, values)
+                if is_lacking or (name in recipes and not entry.has(name)):
+                    pairs.append((entry.label, name))
+        return pairs
 
-    def _own(self, entry: Entry) -> dict[str, Any]:
-        """The settings of an entry, with those of all methods that it takes."""
+    def _settings_of(self, entry: Entry) -> dict[str, Any]:
+        """The settings of an entry, and those of all methods that its recipe takes."""
         recipes = strategies.recipe_settings()
         common = {
             name: value
@@ -268,13 +292,13 @@ class Grid:
         }
         return common | dict(entry.settings)
 
-    def _has(self, entry: Entry) -> set[str]:
+    def _axes_of(self, entry: Entry) -> set[str]:
         """The varied settings that an entry has and does not fix itself."""
-        own = self._own(entry)
+        settings = self._settings_of(entry)
         return {
             name
             for name, values in self.axes.items()
-            if name not in entry.settings and not lacks(entry.method, name, own, values)
+            if name not in entry.settings and not lacks(entry.method, name, settings, values)
         }
 
     def _adds_noise(self, entry: Entry) -> bool:
@@ -286,21 +310,22 @@ class Grid:
     def _cell(
         self, entry: Entry, seed: int, epsilon: float | None, varied: Mapping[str, Any]
     ) -> Cell:
-        own, coordinates = self._own(entry), dict(varied)
+        settings = self._settings_of(entry)
+        coordinates = dict(varied)
         if not self._adds_noise(entry):
             if "noise_multiplier" not in entry.settings:
-                own.pop("noise_multiplier", None)
+                settings.pop("noise_multiplier", None)
         elif epsilon is not None:
             coordinates = {"epsilon": epsilon, **varied}
-        if own.get("engine") == "auto":  # cells share the processors among them
-            own["engine"] = "local"
+        if settings.get("engine") == "auto":  # cells share the processors among them
+            settings["engine"] = "local"
         fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
-        words = [entry.label, *(word(*one) for one in coordinates.items()), f"seed{seed}"]
+        words = [word(name, value) for name, value in coordinates.items()]
         return Cell(
-            name="-".join(words),
+            name="-".join([entry.label, *words, f"seed{seed}"]),
             label=entry.label,
-            given={**fixed, **own, **coordinates},
-            varied=tuple(one for one in varied.items() if one[0] in self.vary),
+            given={**fixed, **settings, **coordinates},
+            varied=tuple((name, value) for name, value in varied.items() if name in self.vary),
         )
 
 
