@@ -19,7 +19,8 @@ whatever a run config names.
     entry_points     what installed packages offer
     failure          errors of such code in words
     short_traceback  errors of callers, without the frames of fedlsg
-    digest           SHA-256 of such code
+    digest           SHA-256 of such code that is loaded
+    source_digest    SHA-256 of the code that a name would run
     library          whether all code of a pass is library code
     objects          what objects hold, so that it can be put back
     process          what torch keeps for the whole process

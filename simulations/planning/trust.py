@@ -19,7 +19,7 @@ from fedlsg import bounded
 from fedlsg.simulations.settings.settings import code_in
 from fedlsg.simulations.storage.atomic_files import DamagedError, seal, unseal, write_atomically
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
-from fedlsg.user_code.digest import Source, digest_of_source, source_of
+from fedlsg.user_code.source_digest import Source, digest_of_source, source_of
 from fedlsg.user_lists import UserList
 
 CODE = UserList(

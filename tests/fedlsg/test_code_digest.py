@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fedlsg.user_code import load, loading
-from fedlsg.user_code.digest import digest_of, digest_of_source
+from fedlsg.user_code.digest import digest_of
+from fedlsg.user_code.source_digest import digest_of_source
 from tests.fedlsg.test_user_code import forget_modules_of
 from tests.places import REPOSITORY
 

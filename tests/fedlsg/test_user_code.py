@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedlsg.user_code import is_permitted, is_reference, load, loading, offered, permit, text_files
-from fedlsg.user_code.digest import source_of
 from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.source_digest import source_of
 
 
 @pytest.fixture(autouse=True)
