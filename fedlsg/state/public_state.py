@@ -1,11 +1,14 @@
-"""The public state that server, clients, attacks and benchmarks derive the frame of a round from.
+"""The public state of a run, from which server, clients and attacks derive the frame of a round.
 
-# before the first round
-state = PublicState.start(model, method, schedule, seed=..., classifier=...)
-# after loading W_t into the model
-frame = state.frame(round, updates=...)
-# that of an average round: how many coordinates a run keeps, without its carriers
-frame = mean_frame(state)
+    # before the first round
+    state = PublicState.start(model, method, schedule, seed=..., classifier=...)
+    # after loading W_t into the model
+    frame = state.frame(round, updates=...)
+    # a frame with the sizes of an average round, to estimate traffic and time
+    frame = mean_frame(state)
+
+A frame is the coordinates of a round: carriers, and what a mask keeps. Nothing private is in it,
+and each process computes the same one from the public state.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,16 +33,17 @@ from fedlsg.state.round_plan import Phase, phase_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicState:
-    """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same
-    in all rounds.
+    """What is public of a run. The weights W_t of ``model`` change, all else stays the same.
 
-    ``initial``: W_0 by parameter, of frozen weights under LoRA too.
-    ``carried``: names of the weights that travel as carriers.
-    ``classifier``: path of the head.
-    ``seed``: the public seed.
-    ``built``: a copy of the model as it was built, where functions of the user or probes make
-        frames.
-    ``source``: what a probe pushes through it.
+    model: the model with the weights W_t of the round.
+    method: carriers, mask, mechanism and training.
+    schedule: the number of rounds, and where a round is among them.
+    seed: the public seed.
+    classifier: path of the head.
+    carried: names of the weights whose gradients have low-rank carriers.
+    initial: W_0 of the parameters of which frames need it, and of frozen weights under LoRA.
+    built: a copy of the model as it was built, for user functions and probes; else None.
+    source: public inputs that a probe pushes through the model; None without a probe.
     """
 
     model: nn.Module
@@ -52,14 +56,6 @@ class PublicState:
     built: nn.Module | None = field(default=None, repr=False)
     source: ProbeSource | None = field(default=None, repr=False)
 
-    def local_training(self, local: LocalTraining, updates: int) -> LocalTraining:
-        """``local`` in a round after so many server updates: its rate follows the schedule of the
-        server's. After the last round of the schedule it is that of the last one.
-        """
-        rounds = self.schedule.rounds
-        factor = self.method.server.factor(min(updates, rounds - 1), rounds)
-        return replace(local, learning_rate=local.learning_rate * factor)
-
     @classmethod
     def start(
         cls,
@@ -71,15 +67,14 @@ class PublicState:
         classifier: str | None,
         source: ProbeSource | None = None,
     ) -> "PublicState":
-        """The state before the first round: the weights of ``model`` are W_0, and are copied where
-        frames need them.
+        """The state before the first round, when the weights of ``model`` are W_0.
 
-        Raises ValueError for unsupported layers, a model of which no layer can be carried at this
-        rank, or carriers of kind ``probe`` without a ``source``.
+        Raises ValueError for unsupported layers, for a model of which no layer can be carried at
+        this rank, and for carriers of kind ``probe`` without a ``source``.
         """
         check_supported(model)
-        probes = method.carrier.source is not None
-        if probes and source is None:
+        has_probe = method.carrier.source is not None
+        if has_probe and source is None:
             raise ValueError(
                 f"method {method.name!r} probes the model: it needs a source of public inputs, "
                 "give probe=, a function (count, generator)"
@@ -87,6 +82,7 @@ class PublicState:
         parameters = trainable(model)
         carried = carried_parameters(model, method.carrier, classifier=classifier)
         needed = initial_needed(method, parameters, carried)
+        initial = {name: parameters[name].detach().clone() for name in needed}
         return cls(
             model=model,
             method=method,
@@ -94,11 +90,20 @@ class PublicState:
             seed=seed,
             classifier=find_classifier(model, classifier),
             carried=carried,
-            initial={name: parameters[name].detach().clone() for name in needed}
-            | frozen_bases(model),
-            built=deepcopy(model) if method.own_functions or probes else None,
-            source=source if probes else None,
+            initial=initial | frozen_bases(model),
+            built=deepcopy(model) if method.own_functions or has_probe else None,
+            source=source if has_probe else None,
         )
+
+    def local_training(self, local: LocalTraining, updates: int) -> LocalTraining:
+        """``local`` with its learning rate after ``updates`` server updates.
+
+        The rate follows the schedule of the server's learning rate. After the last round of the
+        schedule it stays as in that round.
+        """
+        rounds = self.schedule.rounds
+        factor = self.method.server.factor(min(updates, rounds - 1), rounds)
+        return replace(local, learning_rate=local.learning_rate * factor)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -110,12 +115,11 @@ class PublicState:
     ) -> Frame:
         """The frame of ``round`` after ``updates`` server updates, the same in every process.
 
-        ``kept``: kept positions that the server chose by its memory of noisy gradients (ranked
-        masks).
-        ``basis``: the carriers of the last refresh; without it they are probed, which needs a round
-        of a refresh.
-        Raises ValueError for a pruning round of a method that has none, and without a basis in
-        between two refreshes.
+        kept: for ranked masks: positions that the server chose by its memory of noisy gradients.
+        basis: for probes: the carriers of the last refresh. If ``round`` is a refresh it may be
+            left out, and the carriers are probed.
+        Raises ValueError for a pruning round of a method that has none, and for a probe without a
+        basis in a round that is no refresh.
         """
         if phase_of(round) is Phase.PRUNING:
             if not self.method.prune.reads_data:
@@ -146,14 +150,14 @@ class PublicState:
         )
 
     def probe(self, round: int, *, updates: int) -> Basis:
-        """The carriers of ``round``, a refresh, and of the rounds up to the next one, probed from
-        the weights of now.
+        """The carriers from ``round``, a refresh, up to the next one: probed at the weights of now.
 
-        Raises ValueError where there is no source.
+        Raises ValueError for a method without a probe.
         """
         if self.source is None:
             raise ValueError(f"method {self.method.name!r} probes nothing")
-        weights, carrier = self.parameters, self.method.carrier
+        weights = self.parameters
+        carrier = self.method.carrier
         public = Public(
             weights=weights,
             carried=carried_sizes(carrier, weights, self.carried),
@@ -167,14 +171,14 @@ class PublicState:
 
     @property
     def _make_model(self) -> Callable[[], nn.Module] | None:
+        """Makes models that user functions and probes may change."""
         return None if self.built is None else partial(deepcopy, self.built)
 
     def check_repeatable(self) -> None:
-        """Raise ValueError, naming them, if the user's functions give another first frame when they
-        are called again.
+        """Raise ValueError if the user's functions give another first frame when called again.
 
-        Server and clients could then never agree: each of them derives the frame, and compares
-        digests.
+        Server and clients could then never agree: each of them derives the frame, and they compare
+        its digest.
         """
         functions = self.method.own_functions
         if functions and self.frame(1, updates=0).digest != self.frame(1, updates=0).digest:
@@ -186,37 +190,42 @@ class PublicState:
 
 
 def mean_frame(public: PublicState) -> Frame:
-    """A training frame with as many blocks and kept coordinates as the mean round of the run, up to
-    rounding.
+    """A training frame with as many blocks and kept coordinates as a mean round of the run.
 
-    Only these numbers mean something: carriers are unit vectors, and where a mask changes its rate
-    over the rounds, it has the mean rate. A mask of the user's is that of the first round. Factors
-    (PowerSGD) are left out: the step is dense.
+    Nothing else of it has a meaning: to spare time, carriers are unit vectors. A mask whose
+    sparsity changes over the rounds has the mean one. A mask by a function of the user is that of
+    the first round, with the method's own carriers, which the function may look at. PowerSGD's
+    factors are left out: its steps are dense.
     """
-    method, schedule = public.method, public.schedule
-    carrier, mask = method.carrier.in_sizes(), method.mask
-    if mask.choose is not None and method.carrier.adds_up:
-        carrier = method.carrier
-    basis = unit_basis(public) if carrier.source is not None and mask.choose is None else None
-    if mask.choose is None and mask.sparsity:
-        rate = fmean(mask.rate(schedule.time(round)) for round in range(1, schedule.rounds + 1))
-        mask = replace(mask, sparsity=rate, cooling=False, sparsity_from=0.0)
-    public = replace(public, carried=() if carrier.dense else public.carried)
-    return replace(public, method=replace(method, carrier=carrier, mask=mask)).frame(
-        1, updates=0, basis=basis
-    )
+    method = public.method
+    carrier = method.carrier.in_sizes()
+    mask = method.mask
+    basis = None
+    if mask.choose is not None:
+        if method.carrier.adds_up:
+            carrier = method.carrier
+    else:
+        if carrier.source is not None:
+            basis = unit_basis(public)
+        if mask.sparsity:
+            mask = replace(mask, sparsity=mean_sparsity(public), cooling=False, sparsity_from=0.0)
+    carried = () if carrier.dense else public.carried
+    in_sizes = replace(public, method=replace(method, carrier=carrier, mask=mask), carried=carried)
+    return in_sizes.frame(1, updates=0, basis=basis)
+
+
+def mean_sparsity(public: PublicState) -> float:
+    """The mean over the rounds of the share that the mask drops."""
+    schedule, mask = public.schedule, public.method.mask
+    return fmean(mask.rate(schedule.time(round)) for round in range(1, schedule.rounds + 1))
 
 
 def unit_basis(public: PublicState) -> Basis:
-    """A basis of unit vectors in place of a probe's."""
+    """Unit vectors in place of the carriers of a probe."""
     carrier, weights = public.method.carrier, public.parameters
     pairs = {}
     for name, sizes in carried_sizes(carrier, weights, public.carried).items():
         rows, columns = carrier.form.energies(sizes, weights[name])
-        pairs[name] = Pair(
-            torch.eye(sizes.m, sizes.r),
-            torch.eye(sizes.s, sizes.n),
-            torch.ones(rows),
-            torch.ones(columns),
-        )
+        L, R = torch.eye(sizes.m, sizes.r), torch.eye(sizes.s, sizes.n)
+        pairs[name] = Pair(L, R, torch.ones(rows), torch.ones(columns))
     return Basis(round=1, pairs=pairs)

@@ -1,4 +1,7 @@
-"""``fedlsg attack``: what an adversary gets from recorded updates, next to blind guesses.
+"""``fedlsg attack``: what does an adversary recover from recorded updates?
+
+Results are shown next to blind guesses, which are made without the updates. This file is the
+command; the parts are
 
 observations   what a run recorded
 recording      runs that are made to be attacked
@@ -18,6 +21,7 @@ audit          ``fedlsg audit``: tries to prove an epsilon wrong
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,8 +64,8 @@ from fedlsg.simulations.workloads.base import LoadedWorkload
 
 MAX_NAMED_RUNS = 4
 """More runs than these are not named in the first line of the page."""
-SPELT = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
-"""Settings by which runs of one method are told apart, and what they are called."""
+IN_LABELS = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
+"""Settings that distinguish runs of one method in labels, and what labels call them."""
 
 
 def attack_command(
@@ -78,12 +82,16 @@ def attack_command(
     device: Device = "auto",
     out: str | None,
 ) -> None:
-    """Attack runs, or runs of several methods recorded for it; print, write attack.json and
-    attack.html, or attack-2 and so on next to pages of other questions.
+    """Attack runs, print what was found, and write attack.json and attack.html.
 
-    ``record``: attack a short run like each run, with one example a batch, in its place.
-    ``sparsities``, ``sigmas``: of the runs that are compared. ``device``: of the matching attacks,
-    and of the runs that are recorded.
+    runs: directories of runs that recorded their updates.
+    compare: methods with commas: in place of ``runs``, a short run of each is recorded.
+    given: settings of the runs that are recorded.
+    threat: what the adversary sees and knows.
+    record: in place of each of ``runs``, a short run like it is recorded, with one example a batch.
+    sparsities, sigmas: numbers with commas; ``compare`` records a run for each.
+    device: of the matching attacks, and of the runs that are recorded.
+    out: the folder of the page. Next to pages of other questions its name is attack-2 and so on.
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a
     threat model that is impossible for the run.
     """
@@ -104,38 +112,29 @@ def attack_command(
             refuse_unseen(settings.trust, threat)
     if compare is not None:
         check = check_of(threat, options)
-        made = record_all(list(words(compare)), given, folder, console, device, check, **axes)
+        recorded = record_all(list(words(compare)), given, folder, console, device, check, **axes)
     elif record:
-        check, most = check_of(threat, options), options.examples
-        made = [
-            record_like(run, given, folder / name, console, device, check, examples=most)
-            for run, name in places(runs)
+        check = check_of(threat, options)
+        recorded = [
+            record_like(
+                run, given, folder / name, console, device, check, examples=options.examples
+            )
+            for run, name in folder_names(runs)
         ]
     else:
-        made = [Recorded(path=run) for run in runs]
+        recorded = [Recorded(path=run) for run in runs]
     with console.status("loading data") as status:
         records = [
-            open_record(one.path, threat, whole_epsilon=one.epsilon, progress=status.update)
-            for one in made
+            open_record(run.path, threat, whole_epsilon=run.epsilon, progress=status.update)
+            for run in recorded
         ]
     if not record:
-        for one in records:
-            hint(one, options, console)
-    findings: list[Findings] = []
-    # a closed form takes no time, and a search ends where it converges
-    with bar(console, "attacking", even=False) as tick:
-        for number, attacked in enumerate(records):
-
-            def part(share: float, text: str, number: int = number) -> None:
-                tick((number + share) / len(records), text)
-
-            found = attack_one(attacked, threat, options, part)
-            findings.append(replace(found, label=label(attacked, records)))
-    names = (
-        " | ".join(one.label for one in findings)
-        if len(findings) <= MAX_NAMED_RUNS
-        else f"{len(findings)} runs"
-    )
+        for opened in records:
+            warn_of_large_batches(opened, options, console)
+    findings = attack_records(records, threat, options, console)
+    names = f"{len(findings)} runs"
+    if len(findings) <= MAX_NAMED_RUNS:
+        names = " | ".join(found.label for found in findings)
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"
     question = question_of(
         runs,
@@ -152,6 +151,23 @@ def attack_command(
     print_written(folder, files, console)
 
 
+def attack_records(
+    records: Sequence[Record], threat: ThreatModel, options: Options, console: Console
+) -> list[Findings]:
+    """What attacks find on each run, with a bar of progress."""
+    findings = []
+    # a closed form takes no time, and a search ends when it converges: progress is not even
+    with bar(console, "attacking", even=False) as tick:
+        for number, record in enumerate(records):
+
+            def tick_part(share: float, text: str, number: int = number) -> None:
+                tick((number + share) / len(records), text)
+
+            found = attack_one(record, threat, options, tick_part)
+            findings.append(replace(found, label=label(record, records)))
+    return findings
+
+
 def options_of(
     *,
     batches: str | None,
@@ -162,8 +178,9 @@ def options_of(
     seed: int,
     device: Device,
 ) -> Options:
-    """Options of a command line. ``batches``: sizes with commas; None: the smallest that a run has.
-    Raises ValueError for a number out of range.
+    """The options of a command line. Raises ValueError for a number out of range.
+
+    ``batches``: sizes with commas; None: the smallest that a run has.
     """
     return Options(
         batches=None if batches is None else tuple(numbers("--batch", batches, int)),
@@ -179,8 +196,8 @@ def options_of(
 def check_subjects(
     runs: Sequence[str], compare: str | None, given: Mapping[str, Any], *, record: bool = False
 ) -> None:
-    """Raise ValueError unless there are either runs, or methods to compare; what is recorded takes
-    settings.
+    """Raise ValueError unless there are either runs, or methods to compare, and for settings of
+    runs that are recorded already.
     """
     if bool(runs) == bool(compare):
         raise ValueError(
@@ -197,29 +214,26 @@ def check_subjects(
         )
 
 
-def places(runs: Sequence[str]) -> list[tuple[str, str]]:
-    """Each run with the name of the folder that the short run like it is recorded in."""
+def folder_names(runs: Sequence[str]) -> list[tuple[str, str]]:
+    """Each run, and the name of the folder that the short run like it is recorded in."""
     if len(runs) == 1:
         return [(runs[0], "recorded")]
-    names = [Path(run).expanduser().resolve().name for run in runs]
-    return [
-        (run, f"{name}-{names[:n].count(name) + 1}" if name in names[:n] else name)
-        for n, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
+    pairs = []
+    uses = Counter[str]()
+    for run in runs:
+        name = Path(run).expanduser().resolve().name
+        uses[name] += 1
+        pairs.append((run, name if uses[name] == 1 else f"{name}-{uses[name]}"))
+    return pairs
 
 
-def hint(record: Record, options: Options, console: Console) -> None:
-    """Say that the smallest batches of a record are too large for an attack to say much, and what
-    to do.
-    """
-    smallest = min(
-        (size for of in batch_sizes(record).values() for size in of.values() if size), default=0
-    )
-    if (
-        options.batches is None
-        and smallest > LARGE_BATCH
-        and record.base.settings.trust == "client"
-    ):
+def warn_of_large_batches(record: Record, options: Options, console: Console) -> None:
+    """Print what to do if even the smallest recorded batch is too large to say much."""
+    if options.batches is not None or record.base.settings.trust != "client":
+        return
+    sizes = [size for of_client in batch_sizes(record).values() for size in of_client.values()]
+    smallest = min((size for size in sizes if size), default=0)
+    if smallest > LARGE_BATCH:
         print_line(
             f"{record.run.path.name}: the smallest recorded batch has {smallest} examples, which "
             "hide each other even without noise; --record records a short run like it with one "
@@ -230,15 +244,17 @@ def hint(record: Record, options: Options, console: Console) -> None:
 
 
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
-    """What attacks find on one run of images or texts. Raises ValueError for an attack of the other
-    kind.
+    """What attacks find on one run, of images or texts.
+
+    Raises ValueError for an attack of the other kind.
     """
     return findings_of(attack_each(kind_of(record), record, threat, options, tick))
 
 
 def kind_of(record: Record) -> Kind:
-    """Images, or texts, with what is public of those of the run. Raises ValueError for texts
-    without a tokenizer.
+    """The attacks on images, or on texts, with what is public of those of the run.
+
+    Raises ValueError for texts without a tokenizer.
     """
     if is_text(record.workload):
         if own(record.base.settings.workload) is not None:
@@ -254,7 +270,7 @@ def kind_of(record: Record) -> Kind:
 
 
 def check_of(threat: ThreatModel, options: Options) -> Check:
-    """What is checked of a run before it is recorded, so that nothing is refused after that."""
+    """The check of a run before it is recorded: nothing is refused after the work is done."""
 
     def check(base: Base) -> None:
         check_replayed(base)
@@ -273,42 +289,49 @@ def is_text(workload: LoadedWorkload) -> bool:
 
 
 def label(record: Record, records: Sequence[Record]) -> str:
-    """The method, with what distinguishes runs of one method: rank, sparsity, sigma; else the
-    directory's name.
+    """The method, and the settings by which runs of one method differ: rank, sparsity, sigma.
+
+    If these settings are not enough, the name of the directory is added.
     """
     method = record.base.settings.method
-    same = [other for other in records if other.base.settings.method == method]
-    known = {name: [_said(other, name) for other in same] for name in SPELT}
-    told = [name for name in SPELT if len(set(known[name])) > 1]
-    words = [", ".join([method, *(known[name][n] for name in told)]) for n in range(len(same))]
-    mine = words[same.index(record)]
-    return mine if words.count(mine) == 1 else f"{mine} ({record.run.path.name})"
+    same_method = [other for other in records if other.base.settings.method == method]
+    differing = [
+        name for name in IN_LABELS if len({setting_words(other, name) for other in same_method}) > 1
+    ]
+
+    def words_of(other: Record) -> str:
+        return ", ".join([method, *(setting_words(other, name) for name in differing)])
+
+    words = words_of(record)
+    is_unique = [words_of(other) for other in same_method].count(words) == 1
+    return words if is_unique else f"{words} ({record.run.path.name})"
 
 
-def _said(record: Record, name: str) -> str:
-    """A setting in a few words."""
+def setting_words(record: Record, name: str) -> str:
+    """A setting of a run in a few words, such as "rank 8"."""
     s = record.base.settings
-    value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
     if name == "noise_multiplier" and not record.base.method.mechanism.adds_noise:
         return "no noise"
-    return f"{SPELT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SPELT[name]}"
+    value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
+    word = IN_LABELS[name]
+    return f"{word} {value:.3g}" if isinstance(value, int | float) else f"no {word}"
 
 
 def show(findings: Sequence[Findings], console: Console, *, paired: bool = False) -> None:
-    """The facts and the table of each run, and the verdict below them; then what the columns mean,
-    and all runs.
+    """Print the table, the facts and the verdict of each run.
+
+    Of several runs, what the columns mean and a table of all runs follow.
     """
-    alone = len(findings) == 1
-    for one in findings:
-        print_table(
-            replace(one.table, title=one.label, note=one.table.note if alone else ""), console
-        )
-        for line in refusals(one):
+    is_single = len(findings) == 1
+    for found in findings:
+        note = found.table.note if is_single else ""
+        print_table(replace(found.table, title=found.label, note=note), console)
+        for line in refusals(found):
             print_note(line, console)
-        console.print(facts_shown(one.facts), highlight=False)
-        print_line(one.verdict, console, "bold")
-    if not alone:
+        console.print(facts_shown(found.facts), highlight=False)
+        print_line(found.verdict, console, "bold")
+    if not is_single:
         console.print()
-        for note in dict.fromkeys(one.table.note for one in findings):
+        for note in dict.fromkeys(found.table.note for found in findings):
             print_note(note, console)
         print_table(replace(in_short(findings, paired=paired), title="All runs"), console)

@@ -4,6 +4,7 @@
     carrier    what is pushed through the model, the carrier's settings, and what it answers
     moments    per layer, A = sum g^T g and B = sum g g^T over the probes' normalised gradients g
     eigen      the top eigenvectors of A and B
+    anchors    in their place: a basis of the gradients themselves
     basis      L and R of every carried weight, with the energy that they predict, until the next
                refresh; and both as one vector, for checkpoints and messages
 

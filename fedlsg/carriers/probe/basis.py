@@ -21,8 +21,9 @@ from torch import Tensor
 
 from fedlsg.carriers.base import Carrier
 from fedlsg.carriers.own_carriers import check_orthonormal
+from fedlsg.carriers.probe.anchors import anchor_basis, anchor_gradients
 from fedlsg.carriers.probe.carrier import Probe, ProbeSource
-from fedlsg.carriers.probe.eigen import anchor_basis, anchor_gradients, top_eigenvectors
+from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.frame.forms import PRECONDITIONED, TANGENT, Sizes
 from fedlsg.frame.public import Public
