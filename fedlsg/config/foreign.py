@@ -1,9 +1,9 @@
-"""What other libraries, and people in a hurry, call the settings of fedlsg: for messages alone,
-nothing accepts these names.
+"""What other libraries call the settings of fedlsg, for error messages: no such name is accepted.
 
-From private training (Opacus, TensorFlow Privacy, fastDP, JAX Privacy), federated learning (Flower,
-TensorFlow Federated, pfl, FedML) and training (torch, the Trainer of transformers, Lightning). This
-is the only such table: every place that refuses an unknown name asks ``in_our_words``.
+The names are from private training (Opacus, TensorFlow Privacy, fastDP, JAX Privacy), federated
+learning (Flower, TensorFlow Federated, pfl, FedML) and training (torch, the Trainer of
+transformers, Lightning). This is the only such table: each place that refuses an unknown name asks
+``in_our_words`` for the end of its message.
 """
 
 from collections.abc import Callable, Collection
@@ -14,7 +14,58 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OURS = {
+
+def in_our_words(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: what fedlsg calls it, or why it needs no such
+    setting. Empty for a name that is in no table.
+
+    ``known``: what may be given at this place.
+    """
+    word = _normalized(name)
+    if word in NOT_NEEDED:
+        return f"; leave it out: {NOT_NEEDED[word]}"
+    here = our_names(name, known)
+    if here:
+        setting, meaning = OTHER_MEANING.get(word, ("", ""))
+        means = f", {meaning}" if setting in here else ""
+        return f"; it is {' or '.join(map(repr, here))} here{means}"
+    ours = OUR_NAMES.get(word, "").split()
+    if not ours:
+        return ""
+    return f"; fedlsg calls it {' or '.join(ours)}, {WHERE_GIVEN.get(ours[0], IN_SIMULATE)}"
+
+
+def our_names(name: str, known: Collection[str]) -> list[str]:
+    """What a name is called here, of what may be given; the name itself if it is one of them."""
+    word = _normalized(name)
+    if word in known:
+        return [word]
+    return [ours for ours in OUR_NAMES.get(word, "").split() if ours in known]
+
+
+def _normalized(name: str) -> str:
+    """A name or option as the tables write it: "--Max-Grad-Norm" is max_grad_norm."""
+    return name.strip("-").replace("-", "_").lower()
+
+
+def explain_other_names(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with a TypeError for an unknown keyword that says what fedlsg calls it."""
+    known = signature(function).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        raise TypeError(f"{function.__name__} takes any keyword: ask in_our_words inside")
+
+    @wraps(function)
+    def explained(*args: P.args, **given: P.kwargs) -> T:
+        for name in given:
+            hint = "" if name in known else in_our_words(name, known)
+            if hint:
+                raise TypeError(f"{function.__name__}() has no argument {name!r}{hint}")
+        return function(*args, **given)
+
+    return explained
+
+
+OUR_NAMES = {
     "accelerator": "device",
     "accept_failures": "min_survivors",
     "accumulation_steps": "microbatch_size",
@@ -218,30 +269,37 @@ OURS = {
     "weighted_by_key": "weighting",
     "weights": "weighting",
 }
-"""Settings and arguments of fedlsg by another name; several, with spaces, where places differ."""
-SHARE = "the share of the rows that is in a mean batch"
-OF_CLIP = "the deviation of the noise over clip_norm"
-OF_COUNT = "a number of clients, not a share"
-OF_PASS = "the rows of one pass"
-OF_BATCHES = "batches, not passes over the data"
-DIFFERS = {
-    **dict.fromkeys(("noise_scale", "noise_std", "sigma"), ("noise_multiplier", OF_CLIP)),
-    **dict.fromkeys(("fraction_fit", "fraction_train"), ("clients_per_round", OF_COUNT)),
+"""What fedlsg calls a setting or argument of another library. Several names, with spaces between
+them, if it differs from place to place.
+"""
+
+MEANS_SHARE = "the share of the rows that is in a mean batch"
+MEANS_RATIO = "the deviation of the noise over clip_norm"
+MEANS_COUNT = "a number of clients, not a share"
+MEANS_ROWS = "the rows of one pass"
+MEANS_BATCHES = "batches, not passes over the data"
+OTHER_MEANING = {
+    **dict.fromkeys(("noise_scale", "noise_std", "sigma"), ("noise_multiplier", MEANS_RATIO)),
+    **dict.fromkeys(("fraction_fit", "fraction_train"), ("clients_per_round", MEANS_COUNT)),
     **dict.fromkeys(
         ("accumulation_steps", "gradient_accumulation_steps", "num_microbatches"),
-        ("microbatch_size", OF_PASS),
+        ("microbatch_size", MEANS_ROWS),
     ),
     **dict.fromkeys(
         ("client_epochs", "client_epochs_per_round", "local_epochs", "local_num_epochs"),
-        ("local_steps", OF_BATCHES),
+        ("local_steps", MEANS_BATCHES),
     ),
     **dict.fromkeys(
-        (name for name, ours in OURS.items() if "sample_rate" in ours.split() and "batch" in name),
-        ("sample_rate", SHARE),
+        (
+            name
+            for name, ours in OUR_NAMES.items()
+            if "sample_rate" in ours.split() and "batch" in name
+        ),
+        ("sample_rate", MEANS_SHARE),
     ),
 }
-"""Names whose numbers mean something else here: our setting, and what its number is."""
-PLACES = {
+"""Names whose numbers mean something else here: our setting, and what its number means."""
+WHERE_GIVEN = {
     "num_examples": "an argument of PrivateStep; a run counts the rows of train",
     "out": "an argument of simulate, and the option --out",
     "resume": "an argument of simulate, and the command fedlsg resume",
@@ -264,8 +322,8 @@ PLACES = {
         "an argument of PrivateStep and simulate",
     ),
 }
-"""Where a name of ours is one, if not of ``simulate`` alone."""
-USUAL = "an argument of simulate"
+"""Where a setting of ours is given, if not to ``simulate`` alone."""
+IN_SIMULATE = "an argument of simulate"
 EVALUATES = (
     "the server evaluates the model, on the workload's public test rows, with the workload's "
     "metrics="
@@ -273,7 +331,7 @@ EVALUATES = (
 NOTHING_ELSE = "clients send what is private, and no metrics of training"
 PACKED = "payloads are packed by fedlsg, and settings travel with them"
 SECRET = "noise is drawn from a cryptographic generator"
-NEEDLESS = {
+NOT_NEEDED = {
     "accountant": "epsilon is a certified upper bound, by fedlsg's own accountant",
     "alphas": "epsilon is a certified upper bound, by fedlsg's own accountant",
     "arrayrecord_key": PACKED,
@@ -300,44 +358,4 @@ NEEDLESS = {
     "train_metrics_aggr_fn": NOTHING_ELSE,
     "validate": "the model is checked before the first step",
 }
-"""Settings of other libraries that nothing here needs, with the reason."""
-
-
-def our_names(name: str, known: Collection[str]) -> list[str]:
-    """What a name is called here, of what may be given: its own name where it is one of them."""
-    word = name.strip("-").replace("-", "_").lower()
-    return [word] if word in known else [one for one in OURS.get(word, "").split() if one in known]
-
-
-def in_our_words(name: str, known: Collection[str]) -> str:
-    """The end of a message about the name of another library; empty for one that is in no table.
-
-    ``known``: what may be given at this place.
-    """
-    word = name.strip("-").replace("-", "_").lower()
-    if word in NEEDLESS:
-        return f"; leave it out: {NEEDLESS[word]}"
-    ours, here = OURS.get(word, "").split(), our_names(word, known)
-    setting, meaning = DIFFERS.get(word, ("", ""))
-    if here:
-        means = f", {meaning}" if setting in here else ""
-        return f"; it is {' or '.join(map(repr, here))} here{means}"
-    if not ours:
-        return ""
-    return f"; fedlsg calls it {' or '.join(ours)}, {PLACES.get(ours[0], USUAL)}"
-
-
-def explain_other_names(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose TypeError for an unknown keyword says what fedlsg calls it."""
-    known = signature(function).parameters
-    if any(one.kind is Parameter.VAR_KEYWORD for one in known.values()):
-        raise TypeError(f"{function.__name__} takes any keyword: ask in_our_words inside")
-
-    @wraps(function)
-    def checked(*args: P.args, **given: P.kwargs) -> T:
-        for name in given:
-            if name not in known and (said := in_our_words(name, known)):
-                raise TypeError(f"{function.__name__}() has no argument {name!r}{said}")
-        return function(*args, **given)
-
-    return checked
+"""Settings of other libraries that fedlsg does not need, with the reason."""

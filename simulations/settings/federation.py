@@ -1,6 +1,8 @@
-"""Settings of the federation and of simulated time, each with what it needs and does not go with.
+"""The settings of clients, rounds and local training, and of simulated time.
 
-Nothing here imports torch.
+Each is declared once: its sentence for the documents, its unit, its range, and rules about other
+settings. ``needs`` refuses a setting unless a condition holds. ``idle_unless`` refuses it where it
+would change nothing. The texts of rules say what to do. Nothing here imports torch.
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ ON_TEST_PARTS = (
         "are then public, by your word)",
     ),
 )
-"""Rules of what is evaluated for each client."""
+"""Rules of settings by which each client is evaluated by itself."""
 OF_CLASSES = (
     needs(
         ANY,
@@ -36,7 +38,7 @@ OF_CLASSES = (
     ),
     needs("classes", f"{LIKE_TEST}, by their classes"),
 )
-"""Further rules of a model for each client, which has no accuracy on other rows."""
+"""Further rules, for parameters that stay with a client: no model can be tested on all rows."""
 SHUFFLED = (
     needs(
         "batch_size",
@@ -58,18 +60,20 @@ SHUFFLED = (
         of="sampling=shuffle",
     ),
 )
-"""Where an epsilon of shuffled batches would not be true, or is not proved."""
-SIMULATED = (
+"""Rules that refuse shuffled batches where their epsilon would be wrong, or is not proved."""
+ONLY_SIMULATED = (
     needs(
         "not deployed",
         "it simulates what a deployment has of its own: leave it out, or run a simulation",
     ),
 )
-THROWN_AWAY = needs(
+"""For settings of simulated time."""
+NO_LATE_REPLIES = needs(
     "not memory",
     "it throws away replies that the clients' memory of what was not sent counts as received: "
     "leave it out",
 )
+"""For settings by which replies are not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +302,7 @@ class SimulatedTime:
         Setting(
             "Chance of a client to be there in a round, or a CSV trace: client,from,to.",
             "share, or a file",
-            rules=SIMULATED,
+            rules=ONLY_SIMULATED,
         ),
     ] = None
     dropout: Annotated[
@@ -308,12 +312,14 @@ class SimulatedTime:
             "share",
             at_least=0,
             below=1,
-            rules=SIMULATED,
+            rules=ONLY_SIMULATED,
         ),
     ] = None
     speed: Annotated[
         str | None,
-        Setting("Spread of clients' computing times: constant, or lognormal S.", rules=SIMULATED),
+        Setting(
+            "Spread of clients' computing times: constant, or lognormal S.", rules=ONLY_SIMULATED
+        ),
     ] = None
     example_seconds: Annotated[
         float | None,
@@ -322,7 +328,7 @@ class SimulatedTime:
             "simulated seconds",
             above=0,
             below=inf,
-            rules=SIMULATED,
+            rules=ONLY_SIMULATED,
         ),
     ] = None
     uplink_mbps: Annotated[
@@ -331,7 +337,7 @@ class SimulatedTime:
             "Rate of each client's uplink; default: sending takes no time.",
             "Mbit/s",
             above=0,
-            rules=SIMULATED,
+            rules=ONLY_SIMULATED,
         ),
     ] = None
     downlink_mbps: Annotated[
@@ -340,7 +346,7 @@ class SimulatedTime:
             "Rate of each client's downlink; default: sending takes no time.",
             "Mbit/s",
             above=0,
-            rules=SIMULATED,
+            rules=ONLY_SIMULATED,
         ),
     ] = None
     deadline: Annotated[
@@ -350,7 +356,7 @@ class SimulatedTime:
             "simulated seconds",
             above=0,
             below=inf,
-            rules=(*SIMULATED, THROWN_AWAY),
+            rules=(*ONLY_SIMULATED, NO_LATE_REPLIES),
         ),
     ] = None
     over_selection: Annotated[
@@ -361,13 +367,13 @@ class SimulatedTime:
             at_least=0,
             at_most=10,
             rules=(
-                *SIMULATED,
+                *ONLY_SIMULATED,
                 needs(
                     "clients_per_round<clients",
                     "every round needs all {clients} clients: lower clients_per_round, or leave "
                     "over_selection out",
                 ),
-                THROWN_AWAY,
+                NO_LATE_REPLIES,
             ),
         ),
     ] = None

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 
 from fedlsg.config import REQUIRED, Setting, check_declared, declared, unknown
-from fedlsg.config.foreign import NEEDLESS, OURS
+from fedlsg.config.foreign import NOT_NEEDED, OUR_NAMES
 from fedlsg.config.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 
 Share = Annotated[
@@ -226,4 +226,4 @@ def test_an_alias_of_a_declaration_comes_first():
 
 
 def test_the_two_tables_of_other_names_are_apart():
-    assert not OURS.keys() & NEEDLESS.keys()
+    assert not OUR_NAMES.keys() & NOT_NEEDED.keys()

@@ -15,7 +15,7 @@ from torch import nn
 import fedlsg
 from fedlsg import strategies
 from fedlsg.config import foreign
-from fedlsg.config.foreign import NEEDLESS, OURS
+from fedlsg.config.foreign import NOT_NEEDED, OUR_NAMES
 from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.compare.grid.cells import Entry
 from fedlsg.simulations.compare.grid.grid_file import from_toml
@@ -148,7 +148,7 @@ WELL_KNOWN = (
 )
 NAMES = [
     pytest.param(WELL_KNOWN, id="well known"),
-    pytest.param((*OURS, *NEEDLESS), id="all", marks=pytest.mark.slow),
+    pytest.param((*OUR_NAMES, *NOT_NEEDED), id="all", marks=pytest.mark.slow),
 ]
 
 
@@ -191,6 +191,6 @@ def test_a_command_without_settings_has_the_hint_too(fedlsg):
 
 def test_a_name_that_is_missing_in_the_table_is_found(monkeypatch):
     """The control: a name is taken out."""
-    monkeypatch.delitem(foreign.OURS, "max_grad_norm")
+    monkeypatch.delitem(foreign.OUR_NAMES, "max_grad_norm")
     said = [said_at(place, "max_grad_norm") for place in PLACES]
     assert not any(HINT.search(text or "") for text in said)

@@ -1,8 +1,12 @@
-"""Named mistakes that can be planted in the shipped mechanism, to see whether an audit finds them.
+"""Mistakes that can be planted in the mechanism, to see whether an audit finds them.
 
-Inside ``planted(name)`` functions of the shipped path are replaced; what comes out of it then is
-not what is claimed. An audit does not know of it. For simulations and tests; nothing in a real run
-calls this.
+Inside ``planted(name)`` one mistake is made: functions that a real run calls are replaced, so that
+its outputs are not what is claimed. The audit is not told. For simulations and tests; nothing in a
+real run calls this.
+
+A mistake is a dict of replaced functions by name, ``Patches``. ``PLANTS`` has all mistakes by name,
+and ``refuse_plant`` refuses those that a setting cannot have.
+Symbols: C clip norm, q sampling rate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +34,7 @@ from fedlsg.secure_sum.discrete import SumTerms, discrete_gaussian, plan_release
 AddNoise = Callable[[Tensor], Tensor]
 Patches = dict[str, Callable[..., Any]]
 Noise = Callable[[Tensor, Any, SecretStream], Tensor]
-"""Values, how much noise, the stream -> the values with noise."""
+"""(values, how much noise, the stream) -> the values with noise."""
 HOMES = {
     "add_noise": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
     "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
@@ -43,12 +47,14 @@ HOMES = {
     "norms": ("fedlsg.gradients.formulas.ghost.GhostGradients",),
     "weighted_sum": ("fedlsg.gradients.formulas.ghost.GhostGradients",),
 }
-"""Where the shipped path looks a function up."""
+"""The modules and classes in which a real run looks each function up."""
 
 
 def in_noise(change: Callable[[Noise, AddNoise], Noise]) -> Patches:
-    """One mistake in both kinds of noise; ``change`` gets the function, and what is sent without
-    any noise.
+    """One mistake in both kinds of noise, continuous and discrete.
+
+    ``change``: from the function that adds noise, and one that gives the same without noise, to the
+    function in its place.
     """
     return {
         "add_noise": change(add_noise, lambda total: total),
@@ -107,12 +113,11 @@ def rotation_doubles() -> Patches:
 
 
 def shares_for(count: Callable[[SumTerms], int]) -> Patches:
-    """Shares of the noise for another number of clients than those whose noise the readers do not
-    know.
-    """
+    """Each client's share of the noise is planned for a wrong number of honest clients."""
 
     def plant(terms: SumTerms, mechanism: Mechanism, **sizes: int) -> Any:
-        counted = count(terms)  # as in a sum of one client more, who reads along
+        counted = count(terms)
+        # with one client more, who reads along, ``counted`` of the survivors are honest
         clients = max(terms.clients, counted + 1)
         wrong = replace(terms, clients=clients, min_survivors=counted + 1, colluders=1)
         return plan_release(
@@ -168,8 +173,9 @@ def noise_left_out(clients: int) -> Patches:
 
 
 def by_batch_size(change: Callable[[Tensor, Tensor, int], Tensor]) -> Patches:
-    """A mistake that follows from the realised batch size; ``change``: the sum, the sum with noise,
-    the size.
+    """A mistake that depends on how many units were sampled.
+
+    ``change``: from the sum, the sum with noise and that number to what is sent.
     """
     size = 0
 
@@ -224,7 +230,7 @@ def rotated_part_doubled() -> Patches:
 
 
 def batches(change: Callable[[Tensor, int, float], Tensor]) -> Patches:
-    """Another batch than the one that was drawn; ``change`` gets it, N and q."""
+    """Another batch than the sampled one; ``change`` gets that, the number of units, and q."""
 
     def plant(count: int, sample_rate: float, sampler: SecretStream) -> Tensor:
         return change(poisson_batch(count, sample_rate, sampler), count, sample_rate)
@@ -399,7 +405,7 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
         "gaussian": lambda total, std, noise: gaussian(2 * total, std, noise)
     },
 }
-"""By name; of the number of clients in one output."""
+"""All mistakes by name: from the number of clients in one output to what is replaced."""
 ONLY_GAUSSIAN = (
     "empty-batch-skipped",
     "divisor-from-data",
@@ -416,7 +422,7 @@ ONLY_DRAWN = (
     "doubled-rate",
     "one-draw-for-all",
 )
-PARTLY: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
+NEEDS: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
     **dict.fromkeys(
         ("no-clip-in-passes", "neighbour-in-pass"),
         (can_pass, "clients that share a pass: take trust=client and local_steps=1"),
@@ -440,11 +446,11 @@ PARTLY: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
         "local_steps=1",
     ),
 }
-"""Mistakes of what only some settings have."""
+"""What a setting must have for a mistake, and how to say it."""
 
 
 def refuse_plant(name: str | None, setting: AuditSetting) -> None:
-    """Raise ValueError for a mistake that what is audited cannot have: nothing would be planted."""
+    """Raise ValueError for a mistake that changes nothing in what is audited."""
     if name is None:
         return
     if name not in PLANTS:
@@ -463,8 +469,10 @@ def refuse_plant(name: str | None, setting: AuditSetting) -> None:
         raise ValueError(
             f"--plant {name}: under trust=server no client adds noise; take tenth-of-noise"
         )
-    if name in PARTLY and not PARTLY[name][0](setting):
-        raise ValueError(f"--plant {name} is a mistake of {PARTLY[name][1]}")
+    if name in NEEDS:
+        is_possible, what = NEEDS[name]
+        if not is_possible(setting):
+            raise ValueError(f"--plant {name} is a mistake of {what}")
     if name in ONLY_DRAWN and stated.sample_rate == 1:
         raise ValueError(
             f"--plant {name} changes nothing at sample rate 1, where every unit is in every step"
@@ -482,10 +490,9 @@ def refuse_plant(name: str | None, setting: AuditSetting) -> None:
 
 @contextmanager
 def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
-    """The named mistake in the mechanism inside, and none after; ``None`` plants nothing.
-    ``clients``: in one output.
+    """Inside, the mechanism has the named mistake; None plants nothing.
 
-    Raises ValueError for an unknown name.
+    ``clients``: their number in one output. Raises ValueError for an unknown name.
     """
     if name is None:
         yield
