@@ -87,8 +87,8 @@ def _place(place: str) -> tuple[Path, list[Path]]:
         spec = None
     if spec is None or not (spec.has_location or spec.submodule_search_locations):
         return Path(), []  # there is none, or it is a part of Python itself
-    location, *_ = [*(spec.submodule_search_locations or ()), str(spec.origin)]
-    root = Path(location).parent
+    folders = list(spec.submodule_search_locations or [])
+    root = Path(folders[0] if folders else str(spec.origin)).parent
     return root, _files_of_import(root, place)
 
 

@@ -98,8 +98,9 @@ def content_of(image: Mapping[str, Any] | None) -> bytes | None:
     """
     if image is None:
         return None
-    if image["bytes"] is not None or not image.get("path"):
-        return image["bytes"]
+    content: bytes | None = image["bytes"]
+    if content is not None or not image.get("path"):
+        return content
     file = Path(image["path"])
     return file.read_bytes() if file.is_file() else None
 
