@@ -1,9 +1,12 @@
-"""Carriers of the weights themselves, of their change, or at random, in which LSG and RGP send dL
-and dR; and none.
+"""Which carriers L, R does a weight have? Four kinds, from public values alone.
 
-Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
-Without carriers every trained parameter is sent as it is; all of the model is trained, or its head,
-or its biases.
+    Dense           none: every trained parameter's gradient is sent as it is
+    LowRank         the top directions of the weight W
+    LowRankChange   the top directions of its change W - W_0
+    RandomCarriers  random ones, new in each round
+
+Symbols: W (m, n) public weight of the round, W_0 the same at the start, L (m, r), R (r, n) carriers
+with orthonormal columns and rows, r rank. The gradients dL and dR are sent (LSG and RGP).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,15 +34,19 @@ from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 
-Bases = Iterator[dict[str, Tensor]]
+Groups = Iterator[dict[str, Tensor]]
+"""Matrices by the name of their parameter; those of one group are decomposed together."""
 
 BIAS = ".bias"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Carrier):
-    """Gradients unchanged. ``train="classifier"`` freezes everything but the head, ``"biases"``
-    everything but it and the bias terms."""
+    """No carriers.
+
+    train: "all" parameters, the head alone ("classifier"), or the head and all bias terms
+        ("biases").
+    """
 
     kind: ClassVar[str] = "dense"
     dense: ClassVar[bool] = True
@@ -47,12 +54,13 @@ class Dense(Carrier):
     train: Literal["all", "classifier", "biases"] = "all"
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
-        """None."""
+        """No weight has carriers."""
         return ()
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Freeze what is not trained. Raises ValueError if the model has no classifier, or no bias
-        terms, to train.
+        """Freeze what is not trained.
+
+        Raises ValueError if the model has no classifier, or no bias terms, to train.
         """
         if self.train == "classifier":
             if not head:
@@ -108,8 +116,9 @@ Trained = Annotated[
 class LowRank(Carrier):
     """Carriers of W (Ito et al. 2023, Alg. 2).
 
-    ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C),
-    W_0 included.
+    power_steps: of the power method that finds them.
+    residual: whether W keeps what its carriers do not span. Without it, W is replaced by its rank-r
+        part before every round, W_0 included (Yu et al. 2021, App. C).
     """
 
     kind: ClassVar[str] = "low-rank"
@@ -121,8 +130,9 @@ class LowRank(Carrier):
         check_carrier(self)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off,
-        not the updates.
+        """Without the residual, replace W_0 by its rank-r part.
+
+        Otherwise W - W_0 would be the residual that was left out, and not the updates.
         """
         if not self.residual:
             for name in carried_parameters(model, self, classifier=classifier):
@@ -132,19 +142,17 @@ class LowRank(Carrier):
     def without_residual(
         self, W: Float[Tensor, "m *rest"], seed: int, updates: int, name: str
     ) -> Tensor:
-        """W in the spans of its own carriers, rank r at most: the rest is left out (Yu et al. 2021,
-        App. C).
-        """
+        """The rank-r part of W: its projection onto its own carriers (Yu et al. 2021, App. C)."""
         generator = public_generator(seed, "truncate", updates, name)
         L, R = decompose(W, self.rank, generator=generator, power_steps=self.power_steps)
         return (L @ (L.mT @ flatten_kernel(W) @ R.mT) @ R).reshape(W.shape)
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
-        """L and R of each carried weight, by its own public draw."""
+        """L and R of each carried weight; the power method starts from a public draw for each."""
         return low_rank_coordinates(self, public, self._matrices(public))
 
-    def _matrices(self, public: Public) -> Bases:
-        """What is decomposed together: all weights, which are there anyway."""
+    def _matrices(self, public: Public) -> Groups:
+        """The matrices whose top directions are the carriers, in one group: they exist anyway."""
         yield {name: W for name, W in public.weights.items() if name in public.carried}
 
     def in_sizes(self) -> Carrier:
@@ -156,10 +164,10 @@ class LowRank(Carrier):
 class LowRankChange(LowRank):
     """Carriers of W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1).
 
-    ``history="normalized"``: of W / ||W|| - W_0 / ||W_0||, as in the authors' code. Both weights
-    are public: W is made of noisy sums alone, so that the division costs no privacy.
-    ``factors="left"``: dL alone is sent, and lifted to dL R. ``train="carried"``: what is neither
-    carried nor in the head is frozen.
+    history: "normalized" takes W / ||W|| - W_0 / ||W_0||, as in the authors' code. Both weights are
+        public: W is made of noisy sums alone, so that the division costs no privacy.
+    factors: "left" sends dL alone, which is lifted to dL R.
+    train: "carried" freezes what has no carriers and is not in the head.
     """
 
     kind: ClassVar[str] = "low-rank-change"
@@ -174,20 +182,18 @@ class LowRankChange(LowRank):
             object.__setattr__(self, "form", LEFT)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """As ``LowRank``; and freeze what is not trained."""
+        """As for ``LowRank``; then freeze what is not trained."""
         super().prepare(model, head, classifier=classifier, seed=seed)
         if self.train == "carried":
             freeze_all_but(model, self.carried(model, classifier=classifier), head)
 
-    def _matrices(self, public: Public) -> Bases:
+    def _matrices(self, public: Public) -> Groups:
         return changes(public, self.warmup, unit if self.history == "normalized" else None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCarriers(Carrier):
-    """Random orthonormal carriers, drawn again each round (Yu et al. 2021, sec. 4,
-    "RGP-random").
-    """
+    """Random orthonormal carriers, new in each round (Yu et al. 2021, sec. 4, "RGP-random")."""
 
     kind: ClassVar[str] = "random"
     rank: Rank = 4
@@ -227,15 +233,20 @@ def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
     return kinds[kind](rank=rank)
 
 
-def low_rank_coordinates(carrier: Carrier, public: Public, runs: Bases) -> tuple[Coordinates, ...]:
-    """Coordinates in the carriers of matrices; the matrices of one run are decomposed together."""
+def low_rank_coordinates(
+    carrier: Carrier, public: Public, groups: Groups
+) -> tuple[Coordinates, ...]:
+    """The coordinates of all parameters, with carriers for those of which there is a matrix."""
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for run in runs:
-        generators = [public.generator("carriers", public.time.round, name) for name in run]
-        made = decompose_each(
-            list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps
+    for matrices in groups:
+        generators = [public.generator("carriers", public.time.round, name) for name in matrices]
+        carriers = decompose_each(
+            list(matrices.values()),
+            carrier.rank,
+            generators=generators,
+            power_steps=carrier.power_steps,
         )
-        pairs |= zip(run, made, strict=True)
+        pairs |= zip(matrices, carriers, strict=True)
     return of_pairs(public.weights, pairs, carrier.form)
 
 
@@ -244,9 +255,10 @@ def unit(W: Tensor) -> Tensor:
     return normalize(W.flatten(), dim=0).view_as(W)
 
 
-def changes(public: Public, warmup: int, scale: Callable[[Tensor], Tensor] | None = None) -> Bases:
-    """W - W_0 of each carried weight, each through ``scale``, made and dropped one by one; before
-    ``warmup`` updates W itself, all together.
+def changes(public: Public, warmup: int, scale: Callable[[Tensor], Tensor] | None = None) -> Groups:
+    """scale(W) - scale(W_0) of each carried weight; before ``warmup`` server updates W itself.
+
+    Differences are groups of their own, so that only one is in memory at a time.
     """
     weights = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
     if public.updates < warmup:

@@ -1,8 +1,8 @@
-"""The data behind a DataLoader.
+"""Take the Dataset out of a DataLoader.
 
-Batches and their order are a private step's own, so of a DataLoader its Dataset is taken. A sampler
-that leaves rows out or repeats them, and a function that changes them, would be lost: they are
-refused by name.
+A private step samples its batches itself, so only the Dataset of a DataLoader is used. A sampler
+that leaves rows out or repeats them, or a function that changes rows, would be ignored without a
+word: they are refused, with their names.
 """
 
 from typing import Any
@@ -22,17 +22,21 @@ def dataset_of(loader: DataLoader[Any], what: str) -> Any:
 
     Raises ValueError, naming it, for a sampler, a ``collate_fn`` or an iteration of the user's.
     """
-    # without a Dataset's length it has the sampler of an IterableDataset, and is refused later
-    batches = loader.batch_sampler
-    parts = [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
-    for part in [loader, *(parts if hasattr(loader.dataset, "__len__") else [])]:
+    batch_sampler = loader.batch_sampler
+    parts: list[Any] = [loader]
+    if hasattr(loader.dataset, "__len__"):  # an IterableDataset has none, and is refused later
+        if batch_sampler is None:
+            parts.append(loader.sampler)
+        else:
+            parts += [batch_sampler, getattr(batch_sampler, "sampler", None)]
+    for part in parts:
         if not _gives_each_row_once(part, loader.dataset):
             raise ValueError(
                 f"{what}: the DataLoader has a {type(part).__name__}, and a private step draws "
                 "its batches itself, each row at one rate: give the Dataset, or a Subset of the "
                 "rows that count; weights of classes belong into the loss"
             )
-    # of a loader without batches torch converts rows alone
+    # torch's own for batches, and for single rows
     if loader.collate_fn not in (default_collate, default_convert):
         raise ValueError(
             f"{what}: the DataLoader has a collate_fn, "
@@ -44,14 +48,15 @@ def dataset_of(loader: DataLoader[Any], what: str) -> Any:
 
 
 def _gives_each_row_once(part: Any, data: Any) -> bool:
-    """Whether a DataLoader is torch's own, its sampler goes over all of the data once, and its
-    batches leave at most the last rows out.
+    """Whether a part of a DataLoader is torch's own and goes over all of the data once.
+
+    Its batches may leave out the last rows, which are other rows in each epoch.
     """
     if isinstance(part, DataLoader):
         return type(part).__iter__ is DataLoader.__iter__
     if type(part) is RandomSampler:
-        whole = not part.replacement and part.num_samples == len(data)
-        return whole and part.data_source is data
+        is_permutation = not part.replacement and part.num_samples == len(data)
+        return is_permutation and part.data_source is data
     if type(part) is SequentialSampler:
         return part.data_source is data
     return type(part) is BatchSampler

@@ -1,8 +1,7 @@
-"""The public conditions that settings make of a federation: simulated time, the unit of privacy, an
-adaptive clip.
+"""From settings to objects of a run: participation and its clock, unit of privacy, adaptive clip.
 
-Who is there, who leaves, how fast clients are, and when a round ends. One setting that is given
-starts the clock.
+Participation says who is there, who leaves, how fast clients are, and when a round ends. There is a
+simulated clock as soon as one of the settings ``NAMES`` is given. Everything here is public.
 """
 
 import math
@@ -31,7 +30,9 @@ NAMES = (
     "deadline",
     "over_selection",
 )
+"""The settings of simulated time."""
 EXAMPLE_SECONDS = 0.01
+"""Simulated seconds for the gradient of one example, if not given."""
 CONSTANT, LOGNORMAL = "constant", "lognormal"
 MEGABIT = 1e6
 CLIP_RATE = 0.2
@@ -41,12 +42,12 @@ COUNT_SHARE = 20
 
 
 def given(s: Settings) -> dict[str, Any]:
-    """The settings of simulated time that have a value; none: there is no clock."""
+    """The settings of simulated time that have a value; without any, there is no clock."""
     return {name: getattr(s, name) for name in NAMES if getattr(s, name) is not None}
 
 
 def fill_participation(s: Settings) -> Mapping[str, Any]:
-    """What a run with a clock uses where nothing is said of it."""
+    """The speed and the seconds an example of a run with a clock: given, or by default."""
     if not given(s):
         return {}
     return {
@@ -56,8 +57,9 @@ def fill_participation(s: Settings) -> Mapping[str, Any]:
 
 
 def availability_of(s: Settings) -> float | str:
-    """The chance of a client to be there, or the path of a trace. Raises ValueError for a number
-    out of range.
+    """The probability that a client is there, or the path of a trace.
+
+    Raises ValueError for a number out of range.
     """
     value = 1.0 if s.availability is None else s.availability
     try:
@@ -70,8 +72,9 @@ def availability_of(s: Settings) -> float | str:
 
 
 def spread_of(s: Settings) -> float:
-    """S of the factors exp(S z) on computing times, 0 for ``constant``. Raises ValueError for
-    another word.
+    """S of the factors exp(S z) on computing times; 0 for "constant".
+
+    Raises ValueError for another word than "constant" and "lognormal".
     """
     kind, *rest = (s.speed or CONSTANT).split()
     try:
@@ -95,23 +98,29 @@ def participation_of(
     per_round: int,
     selection: Selection,
 ) -> Participation:
-    """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of
-    every client;
-    ``per_round``: replies that a round uses at most; ``selection``: the rule of the draw.
+    """The participation of a run.
 
-    The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step)
-    x local steps x gradients an example x ``example_seconds`` x its factor.
-    Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline
-    that nobody can meet.
+    sizes, rates: declared examples N_k and Poisson rate q_k of every client.
+    per_round: the most replies that a round uses.
+    selection: the rule by which clients are selected.
+
+    The computing time of a client in a round is q_k N_k (the expected examples of a step, never the
+    sampled ones, which are private) x local steps x gradients an example x ``example_seconds`` x
+    its speed factor.
+    Raises ValueError for a trace that cannot be read, or next to given link rates, and for a
+    deadline that no client can meet.
     """
     if not given(s):
         return Participation(
             clients=len(sizes), per_round=per_round, seed=s.seed, selection=selection
         )
     assert s.example_seconds is not None
-    step = local.steps * local.multiplicity * s.example_seconds
+    seconds_an_example = local.steps * local.multiplicity * s.example_seconds
     factors = speed_factors(len(sizes), spread_of(s), seed=s.seed)
-    seconds = [q * n * step * f for q, n, f in zip(rates, sizes, factors, strict=True)]
+    seconds = [
+        rate * size * seconds_an_example * factor
+        for rate, size, factor in zip(rates, sizes, factors, strict=True)
+    ]
     if s.deadline is not None and s.deadline < min(seconds):
         raise ValueError(
             f"deadline={s.deadline:g}: the fastest client computes {min(seconds):.3g} simulated "
@@ -135,15 +144,16 @@ def participation_of(
 
 
 def speed_factors(clients: int, spread: float, *, seed: int) -> list[float]:
-    """Factors exp(spread z) on computing times, z standard normal: public, drawn once a client;
-    their median is 1.
+    """One public factor on the computing times of each client: exp(spread z), z standard normal.
+
+    Their median is 1.
     """
     z = torch.randn(clients, generator=public_generator(seed, "speed"), dtype=torch.float64)
     return [math.exp(spread * value) for value in z.tolist()]
 
 
 def trace_digest(participation: Participation) -> str | None:
-    """SHA-256 of the trace of a run, None without one: a resumed run must have the same."""
+    """SHA-256 of the trace of a run, which a resumed run must have, too; None without a trace."""
     trace = participation.availability
     return trace.digest if isinstance(trace, Trace) else None
 
@@ -154,8 +164,12 @@ def _availability(s: Resolved, clients: int) -> float | Trace:
 
 
 def unit_of(s: Resolved, method: Method) -> Unit:
-    """The unit, as it takes part in this run; an example for methods without privacy."""
-    unit, at_server = unit_named(s.unit), s.trust == "server"
+    """The unit of privacy, with the probability that a client is selected if clients are units.
+
+    An example for methods without privacy.
+    """
+    unit = unit_named(s.unit)
+    at_server = s.trust == "server"
     if not method.mechanism.private:
         return EXAMPLE
     if not unit.whole:
@@ -165,12 +179,12 @@ def unit_of(s: Resolved, method: Method) -> Unit:
 
 
 def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
-    """The adaptive clip that the settings ask for; ``noise_multiplier``: z, of count and sum
-    together.
+    """The adaptive clip of the settings; None without one.
 
-    By default the count has the noise of the paper or, in a small federation, of z clients: then
-    the sum has 4/3 of the variance that it would have alone. Raises ValueError for a given noise
-    that leaves nothing for the sum.
+    ``noise_multiplier``: z, of the count and the sum together.
+    By default the noise of the count is that of the paper or, in a small federation, z clients. In
+    the latter case the sum has 4/3 of the variance that it would have without the count.
+    Raises ValueError if the given noise of the count leaves nothing for the sum.
     """
     if s.clip_quantile is None:
         return None
@@ -180,5 +194,5 @@ def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
         count_noise=s.clip_count_noise or max(s.clients_per_round / COUNT_SHARE, noise_multiplier),
         expected_clients=s.clients_per_round,
     )
-    clip.sum_multiplier(noise_multiplier)
+    clip.sum_multiplier(noise_multiplier)  # raises if nothing is left
     return clip

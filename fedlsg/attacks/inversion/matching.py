@@ -1,25 +1,23 @@
-"""Matching attacks on images: find the batch whose update is nearest to what was received.
+"""Matching attacks on images: which batch would have sent the update that was received?
+
+Each minimises an objective over the pixels, by the adversary's own replay of the client
+(``replay``) and the minimisers of ``search``:
 
     dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao
                          et al. 2020)
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
     smooth-relu          the same with a cosine for each block, and a smooth second derivative of
-                         ReLU that gets sharper
+                         ReLU that gets sharper (``smooth_relus``)
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable
                          batch, for sigma > 0
-Each is adaptive by default (see ``replay``), and several local steps are replayed (the surrogate
-model extension). Unknown are the pixels, in the prior's range; labels that the threat model does
-not give are optimised with them, as soft ones, or inferred before (``linear.labels_of``).
 
-A gradient of ReLU networks depends on the input through the slopes 1[z > 0], too. Their derivative
-is 0 almost everywhere, so autograd tells a matching attack nothing about them, and its search stops
-far from the image. Under ``SmoothRelus`` the values and the first derivative are those of ReLU;
-only the derivative of the slope is replaced, by that of the sigmoid s(b z) of sharpness b: the
-surrogate gradient of spiking networks (Neftci et al. 2019), applied to the second derivative.
+Each is adaptive by default: it knows the clip and the frame. Several local steps are replayed (the
+surrogate model extension). Unknown are the pixels, in the prior's range, and labels that the threat
+model does not give: they are optimised as soft labels, or inferred before (``linear.labels_of``).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -29,81 +27,22 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from fedlsg.attacks.distances import DISTANCES
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
+from fedlsg.attacks.inversion.smooth_relus import SmoothRelus
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import Objective, objective
 from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, Weight, adam, lbfgs, search
 
-RELUS = (F.relu, torch.relu, Tensor.relu)
-
-
-class _Relu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, sharpness: float) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.sharpness = sharpness
-        return z.clamp_min(0)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
-        (z,) = ctx.saved_tensors
-        soft = torch.sigmoid(ctx.sharpness * z)
-        # the last is 0, and has the derivative
-        return outer[0] * ((z > 0).to(z) + (soft - soft.detach())), None
-
-
-def smooth_relu(z: Float[Tensor, "*shape"], sharpness: float) -> Float[Tensor, "*shape"]:
-    """ReLU whose second derivative is b s(b z) (1 - s(b z)), of integral 1 like that of the exact
-    one.
-
-    Guarantee: the values and the first derivative are those of ``torch.relu``. Raises ValueError
-    for b <= 0.
-    """
-    if not sharpness > 0:
-        raise ValueError(f"expected {sharpness=} > 0")
-    result: Tensor = _Relu.apply(z, sharpness)
-    return result
-
-
-class SmoothRelus(TorchFunctionMode):
-    """While it is entered, every ReLU of a forward pass is ``smooth_relu``; models stay as they
-    are.
-
-    ``sharpness`` is that for a z of root mean square 1: it is divided by the one of each layer's z.
-    ``nn.ReLU`` and ``F.relu`` also when in place. Not the method ``x.relu_()``: it stays exact.
-    """
-
-    def __init__(self, sharpness: float) -> None:
-        super().__init__()
-        self.sharpness = sharpness
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Replace ReLU, and call everything else."""
-        if func in RELUS:
-            z: Tensor = args[0] if args else (kwargs or {})["input"]
-            size = z.detach().square().mean().sqrt().clamp_min(torch.finfo(z.dtype).tiny)
-            return smooth_relu(z, self.sharpness / float(size))
-        return func(*args, **(kwargs or {}))
-
-
 Optimizer = Literal["lbfgs", "signed-adam", "adam"]
 SMALL_IMAGE_NUMBERS = 1024
-"""Numbers of an image up to which an attack is several short restarts."""
+"""Up to so many numbers an image, an attack is several short restarts."""
 LONG_SEARCH: Mapping[str, Any] = MappingProxyType({"evaluations": 2400, "restarts": 1})
-"""One long search, for larger ones."""
+"""One long search, for larger images."""
 START_SPREAD = 0.05
-"""Share of the range by which the first start differs from the expected images: equal images would
-stay equal.
+"""Share of the range by which the first start differs at random from the expected images: images
+that are equal at the start would stay equal.
 """
 
 
@@ -112,11 +51,11 @@ class Matching(Search):
     """A matching attack on images.
 
     total_variation: its weight in the objective.
-    sharpness: of the second derivative of ReLU at the first and at the last evaluation
-        (``smooth_relu``), in between geometric; None: exact, which is 0.
-    settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends
-    the restart.
-    large: what differs for images of more than ``SMALL_IMAGE_NUMBERS``: by default one long search.
+    sharpness: of the second derivative of ReLU at the first and at the last evaluation, geometric
+        in between (``smooth_relus``); None: the exact second derivative, which is 0.
+    settled: a restart ends with a step of L-BFGS that lowers an objective above 1 by no more than
+        this share of it.
+    large: settings that differ for images of more than ``SMALL_IMAGE_NUMBERS``.
     """
 
     optimizer: Optimizer = "lbfgs"
@@ -135,7 +74,7 @@ class Matching(Search):
 
     @property
     def has_naive_form(self) -> bool:
-        """Whether it may leave the client's step out: the noise of a likelihood is in its frame."""
+        """Whether it can compare dense gradients: a likelihood is about the noise in the frame."""
         return not DISTANCES[self.distance].likelihood
 
     def for_images(self, numbers: int) -> "Matching":
@@ -174,7 +113,17 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
 
 
 class Pixels:
-    """Images and, where they are not known, logits of soft labels, as one flat vector."""
+    """The unknowns of the search as one flat vector: B images and, without known labels, logits of
+    soft labels.
+
+    shape: (B, *shape of an image).
+    labels: the known labels, or None.
+    expected: (B, *shape) the expected images without the update.
+    means: (classes, *shape) the expected image of each class, or None.
+    classes: number of soft labels; 0 with known labels.
+    box: the range of each unknown; logits are free.
+    spans: the length of that range, which step sizes are shares of; 1 for logits.
+    """
 
     def __init__(
         self, observation: Observation, knowledge: Knowledge, prior: Prior, examples: int
@@ -183,11 +132,9 @@ class Pixels:
         self.shape = (examples, *prior.shape)
         self.labels = None if knowledge.labels is None else knowledge.labels.to(like.device)
         self.expected = prior.expected(examples, knowledge.labels).to(like)
-        self.means = (
-            prior.mean.to(like)
-            if prior.mean is not None and prior.mean.shape != prior.shape
-            else None
-        )
+        self.means: Tensor | None = None
+        if prior.mean is not None and prior.mean.shape != prior.shape:
+            self.means = prior.mean.to(like)
         low, high = (end.to(like).expand(self.shape).flatten() for end in prior.bounds)
         self.classes = 0 if self.labels is not None else _classes(observation, self.expected)
         free = like.new_full((examples * self.classes,), math.inf)
@@ -195,34 +142,26 @@ class Pixels:
         self.spans = torch.cat([high - low, torch.ones_like(free)])
 
     def start(self, restart: int, generator: torch.Generator) -> Tensor:
-        """The expected images with a little noise, so that they differ, for restart 1; then
-        anything in the range.
-        """
-        draw = (
-            torch.rand(self.shape, generator=generator, dtype=torch.float64)
-            .to(self.expected)
-            .flatten()
-        )
-        logits = torch.randn(
-            self.shape[0] * self.classes, generator=generator, dtype=torch.float64
-        ).to(draw)
-        low, span = self.box.low[: len(draw)], self.spans[: len(draw)]
-        images = low + span * draw
+        """Where a restart begins: restart 1 near the expected images, others anywhere in range."""
+        pixels = torch.rand(self.shape, generator=generator, dtype=torch.float64)
+        pixels = pixels.to(self.expected).flatten()
+        count_logits = self.shape[0] * self.classes
+        logits = torch.randn(count_logits, generator=generator, dtype=torch.float64).to(pixels)
+        low, span = self.box.low[: len(pixels)], self.spans[: len(pixels)]
+        images = low + span * pixels
         if restart == 1:
-            images = self.expected.flatten() + START_SPREAD * span * (draw - 0.5)
+            images = self.expected.flatten() + START_SPREAD * span * (pixels - 0.5)
         return torch.cat([images.clamp(low, low + span), logits])
 
     def expected_under(self, targets: Tensor) -> Tensor:
-        """The expected images: with soft labels, the means of the classes by their
-        probabilities.
-        """
+        """The expected images; with soft labels, the mean of the classes by their probabilities."""
         if self.means is None or self.labels is not None:
             return self.expected
         expected: Tensor = torch.tensordot(targets, self.means, dims=1)
         return expected
 
     def split(self, point: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        """(inputs, targets): class numbers where known, else probabilities."""
+        """(inputs, targets) of a point: the known labels, or probabilities (B, classes)."""
         size = math.prod(self.shape)
         inputs = point[:size].reshape(self.shape)
         if self.labels is not None:
@@ -231,8 +170,9 @@ class Pixels:
 
 
 def _classes(observation: Observation, images: Tensor) -> int:
-    """Width of the model's output. Raises DoesNotApply where soft labels have no loss, or targets
-    are no classes.
+    """Number of outputs of the model.
+
+    Raises DoesNotApply if targets are no classes, or if the loss takes no soft labels.
     """
     if not observation.class_targets:
         raise DoesNotApply(
@@ -259,20 +199,18 @@ def match(
     generator: torch.Generator,
     progress: Progress = lambda done, total, text: None,
 ) -> Guess:
-    """The batch of lowest objective over all starting points, with every value in the prior's
-    range.
+    """The batch of lowest objective over all restarts, with every value in the prior's range.
 
-    Where the number of examples is not known, the declared expected batch is used. Works in the
-    precision and on the device of ``observation`` (``in_float64()`` for all digits that are there);
-    draws and the guess are on the CPU.
+    If the number of examples is not known, the declared expected batch is used. Computes in the
+    precision and on the device of ``observation`` (``in_float64()`` spares rounding); draws and the
+    guess are on the CPU.
     Guarantee: the same observation, knowledge, prior, attack and generator state give the same
-    guess, unless ``seconds`` cuts it off.
-    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where
-    none are known.
+    guess, unless ``seconds`` ends the search.
+    Raises DoesNotApply if ``objective`` does, and if labels are not known and the loss takes no
+    soft ones.
     """
-    pixels = Pixels(
-        observation, knowledge, prior, knowledge.examples or observation.expected_examples
-    )
+    examples = knowledge.examples or observation.expected_examples
+    pixels = Pixels(observation, knowledge, prior, examples)
     distance = objective(observation, distance=attack.distance, compare=attack.compare)
     energy = partial(_energy, attack, prior, pixels, distance)
     minimum = search(
@@ -296,8 +234,9 @@ def match(
 def _minimum(
     attack: Matching, pixels: Pixels, energy: Energy, generator: torch.Generator, watch: Watch
 ) -> tuple[Tensor, float]:
-    """The lowest point from one start."""
-    spent, start = watch.clock(), pixels.start(watch.restart, generator)
+    """One restart: the lowest point that it finds, and the objective there."""
+    spent = watch.clock()
+    start = pixels.start(watch.restart, generator)
     energy = _smoothed(energy, attack)
     if attack.optimizer == "lbfgs":
         return lbfgs(
@@ -321,16 +260,18 @@ def _minimum(
 
 
 def _smoothed(energy: Energy, attack: Matching) -> Energy:
-    """The same energy with a smooth second derivative of ReLU, sharper at each evaluation; its
-    values do not change.
+    """The same objective with a smooth second derivative of ReLU, sharper at each evaluation.
+
+    The values of the objective do not change, its gradient does.
     """
     if attack.sharpness is None:
         return energy
     first, last = attack.sharpness
-    evaluation = count()
+    evaluations = count()
 
     def smoothed(point: Tensor) -> Tensor:
-        with SmoothRelus(first * (last / first) ** min(1.0, next(evaluation) / attack.evaluations)):
+        progress = min(1.0, next(evaluations) / attack.evaluations)
+        with SmoothRelus(first * (last / first) ** progress):
             return energy(point)
 
     return smoothed
@@ -339,8 +280,9 @@ def _smoothed(energy: Energy, attack: Matching) -> Energy:
 def _energy(
     attack: Matching, prior: Prior, pixels: Pixels, distance: Objective, point: Tensor
 ) -> Tensor:
-    """The distance, the weight of total variation, and -log prior where the distance is a -log
-    likelihood.
+    """The objective of a point: the distance, plus weighted total variation.
+
+    If the distance is a negative log-likelihood, -log prior is added: the sum is that of MAP.
     """
     inputs, targets = pixels.split(point)
     value = distance(inputs, targets)

@@ -3,7 +3,7 @@ examples.
 
 Under ``vmap`` a module, hook or loss gets the tensors of ONE example: a mean over dimension 0 is
 the mean of one row, whatever the code does. Autograd records the pass outside of ``vmap``, so that
-hooks and formulas of ``gradients.hooks`` get the inputs and output gradients of known layers as
+hooks and formulas of ``hooked_pass.hooks`` get the inputs and output gradients of known layers as
 they get them in a pass over the batch.
 
 known layers      (``KNOWN``: their code is torch's) run on the batch itself, at the cost of a pass

@@ -1,8 +1,8 @@
-"""Stored examples that worker processes make in the order in which a step will read them.
+"""Decode the rows of the next microbatches in other processes while a step computes.
 
-Decoding an image takes longer than the step does. A batch is drawn by its client after the charge,
-and then says which rows its microbatches read: workers make the next ones meanwhile. They get
-numbers of rows and nothing else. Augmentation is not theirs: its draws belong to the client.
+Decoding an image takes longer than its gradient. A client draws its batch after the charge, and
+then says which rows the microbatches will read, in order (``expect``). Workers get numbers of rows
+and nothing else. They do not augment: random draws belong to the client.
 """
 
 import os
@@ -20,35 +20,35 @@ from fedlsg.rows import RowWorkers
 from fedlsg.simulations.workloads.base.split import Inputs, Split, Stored
 
 MOST_WORKERS = 8
-"""Workers of a process where the settings name no number."""
+"""The most workers of a process, unless the settings name a number."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One stored row, by its number."""
+    """The work of a worker: decode one stored row, by its number."""
 
     stored: Stored
 
     def __call__(self, row: int) -> np.ndarray:
-        row_values: np.ndarray = self.stored[np.array([row])][0]
-        return row_values
+        values: np.ndarray = self.stored[np.array([row])][0]
+        return values
 
 
 class MadeAhead:
-    """The examples of a split, made by ``workers`` where it is known that they will be read.
+    """The stored examples of a split, decoded by worker processes if it is known which come next.
 
-    Workers decode, and a thread puts the rows of the next microbatch together while the step
-    computes. Guarantee: the inputs are those of ``split.batch``, bit for bit, whatever was
-    expected.
+    Workers decode rows, and a thread of this process puts those of the next microbatch together.
+    Guarantee: the inputs are those of ``split.batch``, bit for bit, whatever was expected.
     """
 
     def __init__(self, split: Split, workers: int) -> None:
         self.workers = RowWorkers[int, np.ndarray](_Row(split.inputs), workers)
-        self._stored, self._prepare = split.inputs, split.prepare
-        start = partial(torch.set_num_threads, torch.get_num_threads())
-        self._thread = ThreadPoolExecutor(1, "rows", initializer=start)
-        self._runs: deque[np.ndarray] = deque()
-        self._next: Future[Inputs] | None = None
+        self._stored = split.inputs
+        self._prepare = split.prepare
+        same_threads = partial(torch.set_num_threads, torch.get_num_threads())
+        self._thread = ThreadPoolExecutor(1, "rows", initializer=same_threads)
+        self._microbatches: deque[np.ndarray] = deque()  # numbers of rows, the next one first
+        self._next: Future[Inputs] | None = None  # the inputs of the next one
 
     def of(self, split: Split) -> Split:
         """The split whose rows are made ahead."""
@@ -58,54 +58,60 @@ class MadeAhead:
         return len(self._stored)
 
     def expect(self, rows: Int64[np.ndarray, " n"], size: int) -> None:
-        """Rows that will be read next, in this order and ``size`` at a time."""
+        """Say which rows will be read next, in this order and ``size`` at a time."""
         if self._next is not None:
-            wait([self._next])  # it takes from the workers
+            wait([self._next])  # the thread still takes rows from the workers
         self.workers.begin(rows.tolist(), room=3 * size)
-        self._runs = deque(np.split(rows, range(size, len(rows), size)) if len(rows) else ())
+        microbatches = np.split(rows, range(size, len(rows), size)) if len(rows) else []
+        self._microbatches = deque(microbatches)
         self._prepare_next()
 
     def __getitem__(self, rows: Int64[np.ndarray, " b"], /) -> Any:
-        """The inputs of the rows, or these as they are stored where nobody expected them.
+        """The model's inputs of rows that were expected; other rows as they are stored.
 
         Raises LostWorkerError if a worker was lost.
         """
-        left = np.concatenate(self._runs) if self._runs else rows[:0]
-        if not len(rows) or not np.array_equal(left[: len(rows)], rows):
+        expected = np.concatenate(self._microbatches) if self._microbatches else rows[:0]
+        if not len(rows) or not np.array_equal(expected[: len(rows)], rows):
             return self._stored[rows]
         assert self._next is not None
         inputs = self._next.result()
-        if len(self._runs[0]) != len(rows):  # microbatches have another size than was said
-            self.expect(left, len(rows))
+        if len(self._microbatches[0]) != len(rows):  # microbatches of another size than was said
+            self.expect(expected, len(rows))
             inputs = self._next.result()
-        self._runs.popleft()
+        self._microbatches.popleft()
         self._prepare_next()
         return inputs
 
     def prepare(self, made: Any) -> Inputs:
-        """The model's inputs."""
+        """The model's inputs, of what ``__getitem__`` gave."""
         inputs: Inputs = made if isinstance(made, torch.Tensor) else self._prepare(made)
         return inputs
 
     def _prepare_next(self) -> None:
-        self._next = self._thread.submit(self._take, len(self._runs[0])) if self._runs else None
+        self._next = None
+        if self._microbatches:
+            self._next = self._thread.submit(self._take, len(self._microbatches[0]))
 
     def _take(self, count: int) -> Inputs:
         return self._prepare(np.stack(self.workers.take(count)))
 
 
 def opens_files(stored: Stored) -> bool:
-    """Whether rows are decoded from files whenever they are read."""
+    """Whether rows are decoded from files each time that they are read."""
     return bool(getattr(stored, "in_files", False))
 
 
 def processors() -> int:
-    """Processors of this process."""
+    """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def workers_of(settings: Any, stored: Stored) -> int:
-    """How many workers make the rows of a process. Raises ValueError for rows that need none."""
+    """How many workers decode the rows of a process.
+
+    Raises ValueError for a given number if rows are in memory: workers would have nothing to do.
+    """
     given: int | None = settings.loader_workers
     if not opens_files(stored):
         if given:
