@@ -1,13 +1,15 @@
-"""A release of a secure sum: what its clients and its server must agree on, from public constants,
-and what it costs.
+"""One release of a secure sum: what clients and server must agree on, and what it costs.
 
-clients    encode(clipped sum)      rotate, divide by the step, discrete Gaussian around the real
-                                    value, mod 2^b
-server     decode(sum mod 2^b)      multiply by the step, rotate back
-ledger     log_ratio                how far the sum is from the Gaussian mechanism that is charged
+All of it follows from public constants (``SumTerms`` and the mechanism, by ``plan_release``):
 
-docs/discrete-noise.md has the proof. The event that is charged is the Gaussian mechanism whose
-rounding the sum nearly is. Its ``log_ratio`` covers "nearly".
+    clients    encode(clipped sum)      rotate, divide by the step, discrete Gaussian around the
+                                        real value, mod 2^b
+    server     decode(sum mod 2^b)      multiply by the step, rotate back
+    ledger     log_ratio                how far the sum is from the Gaussian mechanism that is
+                                        charged
+
+The sum has nearly the law of a Gaussian mechanism whose result is rounded. That mechanism is
+charged, and ``log_ratio`` bounds the difference. docs/discrete-noise.md has the proof.
 """
 
 import math
@@ -71,22 +73,20 @@ def charge(
 
 
 LEAST_STEPS = 4
-"""Grid steps in the deviation of one client's noise, at least."""
+"""The fewest grid steps in the deviation of one client's noise."""
 LEAST_BITS = 8
-"""Bits of an integer in a secure sum, at least: its protocol takes no fewer."""
+"""The fewest bits of an integer in a secure sum that its protocol takes."""
 LARGEST_EPSILON = 20.0
-"""The deviation of the rounding is planned as if this were the epsilon: it then depends on no
-target.
-"""
+"""The deviation of the rounding is planned for this epsilon, so that it depends on no target."""
 MOST_EXAMPLES = 10**6
 """Training examples of a client: the rounding of its sum in float64 is bounded for so many."""
 SUM_ROUNDING = 2 * MOST_EXAMPLES**2 * 2.0**-53
-"""Over C: how far rounding moves sums of neighbours apart. Each of n additions rounds a sum of at
-most n C.
+"""How far float64 rounding moves sums of neighbouring data sets apart, over C. Each of n additions
+rounds a sum of at most n C.
 """
 MARGIN = 3e-4
-"""Relative noise on top, which covers the rounding of the sum, of its rotation and of its division
-by the step.
+"""Share of noise that is added on top, for the rounding of the sum, of its rotation and of its
+division by the step.
 """
 WRAPS = 1e-9
 """Probability that a coordinate of a round's sum wraps around. It would cost accuracy, never
@@ -98,12 +98,13 @@ privacy.
 class SumTerms:
     """Public constants of the secure sums of a run.
 
-    ``clients``: K, selected in a round.
-    ``min_survivors``: m, the fewest in a sum.
-    ``colluders``: t, clients that may read together, or show the server all that they know; at
-        least one, as every client of a sum reads the next weights and knows its own noise.
-    ``expected_examples``: of a round, over all clients.
-    ``releases``: T, rounds.
+    clients: K, selected in a round.
+    min_survivors: m, the fewest in a sum.
+    colluders: t, clients that may read together, or show the server all that they know; at least
+        one, as every client of a sum reads the next weights and knows its own noise.
+    expected_examples: of a round, over all clients.
+    releases: T, the number of rounds.
+    delta: of the run, which bounds of the rounding are small against.
     Raises ValueError without a reader among the clients, or without an honest survivor: 1 <= t < m
     <= K.
     """
@@ -125,19 +126,18 @@ class SumTerms:
 
     @property
     def contributors(self) -> int:
-        """h = m - t, the honest clients that are certain to be in a sum: they make all of its
-        noise.
-        """
+        """h = m - t, the honest clients that are certain to be in a sum: their noise counts."""
         return self.min_survivors - self.colluders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One sum of ``values`` coordinates.
+    """The plan of one sum.
 
-    ``grid``: of the integers.
-    ``log_ratio``: Lambda of this release (docs/discrete-noise.md): against each reader its privacy
-        loss is that of a Gaussian mechanism up to this.
+    values: d, its coordinates.
+    grid: the integers that are added up: step, bits, and each client's share of the noise.
+    log_ratio: Lambda of this release (docs/discrete-noise.md): against each reader its privacy loss
+        differs from that of a Gaussian mechanism by at most this.
     """
 
     values: int
@@ -190,7 +190,8 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
         raise ValueError(
             f"expected noise_share = 1 / sqrt({terms.contributors}), got {mechanism.noise_share}"
         )
-    sensitivity, honest = mechanism.sensitivity(blocks), terms.contributors
+    sensitivity = mechanism.sensitivity(blocks)
+    honest = terms.contributors
     hidden = shares_hidden(terms.min_survivors, terms.colluders)
     rounding = max(
         rounding_deviation(
@@ -227,8 +228,8 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
                 f"{values} values: float64 rounds more than the margin of {MARGIN} covers"
             )
         log_ratio = max(log_ratio, charged.log_ratio)
-    # Up to a power of two: servers and clients compare ledger entries, and exp and log differ in
-    # their last bits.
+    # Rounded up to a power of two: servers and clients compare ledger entries, and exp and log of
+    # two machines may differ in their last bits.
     return Release(values=values, grid=grid, log_ratio=2.0 ** math.ceil(math.log2(log_ratio)))
 
 

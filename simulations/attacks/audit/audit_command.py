@@ -1,4 +1,9 @@
-"""The command ``fedlsg audit`` and its page. It can end in "falsified", and never in "verified"."""
+"""The command ``fedlsg audit`` and its page: is a claimed epsilon wrong?
+
+The audit plants canaries and looks for them in the outputs (``unit`` mode: chosen gradients through
+the mechanism; ``training`` mode: in a training run). It can end in "falsified", and never in
+"verified".
+"""
 
 import time
 from collections import Counter
@@ -72,12 +77,17 @@ def audit_command(
     out: str | None = None,
     device: Device = "auto",
 ) -> int:
-    """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for
-    "falsified".
+    """Audit, print and write a page. Returns the exit status: FALSIFIED, or 0.
 
-    Without ``out`` the files are audit.json and audit.html, or audit-2 and so on next to audits of
-    other questions. Raises ValueError for settings next to a run, an unknown mode, plant or kind of
-    canary, or a mechanism that claims no epsilon.
+    run: the directory of a run; None: ``given`` are settings.
+    canaries: their number; None: enough for the mode.
+    canary_kind: for the training mode.
+    plant: a mistake that is made on purpose, to see whether the audit finds it.
+    seed: repeats an audit with all of its draws; None: secret draws.
+    out: the file of the results. Without it the files are audit.json and audit.html, or audit-2 and
+        so on next to audits of other questions.
+    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a
+    mechanism that claims no epsilon.
     """
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
     path = place(run, out)
@@ -141,11 +151,8 @@ def check_options(
 
 def place(run: str | None, out: str | None) -> Path:
     """Where audit.json goes. Raises ValueError for a folder, or one that does not exist."""
-    path = (
-        Path(out or ("audit.json" if run is None else Path(run) / "audit.json"))
-        .expanduser()
-        .resolve()
-    )
+    default = Path("audit.json") if run is None else Path(run) / "audit.json"
+    path = Path(out or default).expanduser().resolve()
     if path.is_dir() or (out is not None and not path.parent.is_dir()):
         raise ValueError(
             f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json"
@@ -163,11 +170,11 @@ def audit_unit(
     plant: str | None,
     seed: int | None,
 ) -> tuple[Verdict, int, str, Counter[str]]:
-    """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the
-    judge.
+    """Send canaries through the mechanism of real runs, and judge its outputs.
 
-    Also how many canaries there were, of which kind, and how often each path ran: ``kind`` is for
-    the training mode only.
+    Returns the verdict, the number and the kind of the canaries, and how often each path of the
+    code ran. The plant is in the mechanism only, and the judge is not told. ``kind`` is for the
+    training mode.
     """
     setting = audited.setting
     count = enough_canaries(setting) if canaries is None else canaries
@@ -185,7 +192,7 @@ def audit_unit(
 
 
 def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
-    """The claim, and the mistake that is planted."""
+    """Print the claim, and the mistake that is planted."""
     claim, s = audited.claim, audited.subject.base.settings
     console.print(
         f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} "
@@ -210,8 +217,9 @@ def show(
     *,
     not_private: str | None = None,
 ) -> None:
-    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a
-    claim is void.
+    """Print the figures, the checks, the threat model, and the verdict last.
+
+    ``not_private``: why the claim is void, if it is.
     """
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
@@ -293,8 +301,10 @@ def page(
     name: str,
     warnings: tuple[str, ...],
 ) -> str:
-    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under
-    ``name``.
+    """The page, as one file that loads nothing from elsewhere.
+
+    report: the content of audit.json.
+    data: its bytes, which the page offers under ``name``.
     """
     claim = verdict.claim
     asked = {

@@ -1,14 +1,16 @@
-"""Run the cells of a grid: skip finished cells, resume interrupted ones, write down why others
-failed.
+"""Run the cells of a comparison: skip finished ones, resume interrupted ones, note failures.
 
 The folder of a comparison:
 
-    grid.toml      the grid          results.csv  one row a cell       cells/NAME/     run
-                   directories
-    cells.json     how cells ended   table.csv, table.md, report.html  logs/NAME.log   what each
-                   cell printed
+    grid.toml                          the grid
+    cells/NAME/                        the run directory of each cell
+    logs/NAME.log                      what each cell printed
+    cells.json                         how cells ended
+    results.csv                        one row a cell
+    table.csv, table.md, report.html   the comparison
 
-Cells on Ray share one Ray, and each has its share of the places.
+Each cell runs in a process of its own, several at a time. Cells on Ray share one Ray, and each gets
+its share of the places for workers.
 """
 
 import json
@@ -33,14 +35,15 @@ from fedlsg.simulations.storage.run_directory import RunDir
 
 CELLS = "cells"
 """The folder of run directories in that of a comparison."""
-LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
-# a cell may run this share of the budget longer than the budget before it is interrupted
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at the progress of running cells."""
 BUDGET_OVERRUN = 0.25
+"""A cell is interrupted this share of the budget after the budget is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a cell was left: the given settings, its status, the reason of a failure."""
+    """How a cell ended: its settings, its status, and the reason of a failure."""
 
     given: Mapping[str, Any]
     status: str
@@ -62,7 +65,7 @@ class Folder:
         return self.path / "logs" / f"{cell.name}.log"
 
     def record(self) -> dict[str, Ended]:
-        """By cell name. Raises ValueError for a damaged file."""
+        """How cells ended, by name. Raises ValueError for a damaged file."""
         file = self.path / "cells.json"
         try:
             return {name: Ended(**entry) for name, entry in bounded.read_json(file).items()}
@@ -83,8 +86,10 @@ class Folder:
         write_atomically(self.path / "cells.json", (text + "\n").encode())
 
     def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
-        """State of a cell: "done" where it has its summary and did not diverge, else what the
-        record says.
+        """The state of a cell: done, failed, interrupted or not run.
+
+        It is "done" if the run has its summary and did not diverge. Only failures are taken from
+        the record.
         """
         if self.run(cell).summary.exists():
             with suppress(ValueError):  # the readers of its numbers report the damage
@@ -98,7 +103,7 @@ class Folder:
         return Outcome(status="interrupted" if self.run(cell).config.exists() else "not run")
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The cells that are to be run, resumed or tried again."""
+        """The cells to run, to resume or to try again."""
         return [cell for cell in cells if self.status(cell, {}).status != "done"]
 
 
@@ -112,18 +117,18 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
         now = _binding(cell.given)
         if cell.name in record:
             before = _binding(record[cell.name].given)
-            changed = sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
-        # the record is gone: compare with the resolved settings, which cannot tell what was left
-        # open
+            names = now.keys() | before.keys()
         else:
-            before = {
-                name.replace("-", "_"): value
-                for name, value in as_config(run.read_config()).items()
-            }
-            changed = sorted(k for k in now if now[k] != before.get(k))
+            # The record is gone. The run has all settings, also those that were not given: only
+            # those that are given now can be compared.
+            config = as_config(run.read_config())
+            before = {name.replace("-", "_"): value for name, value in config.items()}
+            names = now.keys()
+        changed = sorted(name for name in names if now.get(name) != before.get(name))
         if changed:
             words = ", ".join(
-                f"{k} = {before.get(k, 'unset')} (now {now.get(k, 'unset')})" for k in changed
+                f"{name} = {before.get(name, 'unset')} (now {now.get(name, 'unset')})"
+                for name in changed
             )
             raise ValueError(
                 f"{folder.path} holds cells with other settings: {cell.name} was run with {words}; "
@@ -138,8 +143,11 @@ def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many cells run at a time, and for how long cells are started. ``yes``: nobody is asked.
+    """What a comparison may use.
 
+    jobs: cells that run at a time; None: as many as fit.
+    budget_minutes: how long cells are started; None: without limit.
+    yes: do not ask before a long comparison.
     Raises ValueError, naming the option, for limits out of range.
     """
 
@@ -171,14 +179,18 @@ def run_cells(
     new_worker: Callable[[], Any] = Worker,
     kept: list[Any] | None = None,
 ) -> None:
-    """Run every cell that is not done, ``jobs`` at a time, in the given order.
+    """Run every cell that is not done, in the given order.
 
-    A process that has no cell left to run is ended at once: it may hold Ray workers that others
-    wait for. Given ``kept``, the processes that wait are in it, for the next call; the caller
-    closes them. Once ``budget`` seconds have passed no cell is started; one that is still running
-    after a quarter more is interrupted, to be resumed. ``started``, ``running`` (about twice a
-    second) and ``ended(cell, outcome)`` report the progress. However this ends, no process is left
-    and every started cell can be resumed.
+    jobs: cells that run at a time.
+    budget: seconds after which no cell is started. A cell that runs for BUDGET_OVERRUN of it longer
+        is interrupted, to be resumed.
+    started, ended: are called with each cell, at the end also with its outcome.
+    running: is called with the running cells, about twice a second.
+    new_worker: makes a process.
+    kept: processes that wait between calls; the caller closes them. None: a process without a cell
+        to run is ended at once, because it may hold Ray workers that others wait for.
+    Guarantee: however this ends, no process is left but those in ``kept``, and every started cell
+    can be resumed.
     """
     pending = deque(folder.unfinished(cells))
     began = time.monotonic()
@@ -200,7 +212,11 @@ def run_cells(
 
 
 class _Workers:
-    """Processes that run cells: busy ones by their channel, with their cell, and idle ones."""
+    """Processes that run cells.
+
+    busy: with its cell, each process that runs one, by the channel of its answers.
+    idle: processes that wait for a cell.
+    """
 
     def __init__(
         self,
@@ -209,32 +225,32 @@ class _Workers:
         ended: Callable[[Cell, Outcome], None],
         kept: list[Any] | None,
     ) -> None:
-        self.folder, self.new_worker, self.ended, self.kept = folder, new_worker, ended, kept
+        self.folder = folder
+        self.new_worker = new_worker
+        self.ended = ended
+        self.kept = kept
         self.idle: list[Any] = [] if kept is None else kept
         self.busy: dict[Any, tuple[Any, Cell]] = {}
 
     def start(self, cell: Cell) -> None:
         worker = self.idle.pop() if self.idle else self.new_worker()
         self.busy[worker.channel] = (worker, cell)
-        # what is true should we be killed from here on
+        # noted before the start: it is true if this process is killed
         self.folder.note(cell, Outcome(status="interrupted"))
         path, log = self.folder.run(cell).path, self.folder.log(cell)
         worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
 
     def take(self, channel: Any, *, pending: int) -> None:
-        """Wait for the outcome of a busy worker, and write it down."""
+        """Wait for the outcome of a busy process, and note it. ``pending``: cells that wait."""
         worker, cell = self.busy.pop(channel)
         outcome = worker.outcome()
         self.folder.note(cell, outcome)
         self.ended(cell, outcome)
-        if (
-            outcome.status == "done"
-            and worker.alive
-            and (self.kept is not None or len(self.idle) < pending)
-        ):
+        is_needed = self.kept is not None or len(self.idle) < pending
+        if is_needed and outcome.status == "done" and worker.alive:
             self.idle.append(worker)
         else:
-            worker.close()  # a fresh process after any trouble
+            worker.close()  # after any trouble the next cell gets a fresh process
 
     def interrupt(self) -> None:
         for worker, _ in self.busy.values():
@@ -248,18 +264,17 @@ class _Workers:
 
 
 Ray = Cluster | None
-"""None where no cell uses Ray."""
+"""None if no cell uses Ray."""
 
 
 @contextmanager
 def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
-    """Ray for these cells, about to start, or the cluster that RAY_ADDRESS names; without workers,
-    which take places.
+    """Inside, one Ray for all cells, or the cluster that RAY_ADDRESS names.
 
-    On exit and on every exception nothing of it is left. Raises RuntimeError if no cluster listens
-    there.
+    No workers are started ahead: they would take places of the cells. At the end, and on every
+    exception, nothing of Ray is left. Raises RuntimeError if no cluster listens at RAY_ADDRESS.
     """
-    if not any(map(_on_ray, cells)):
+    if not any(_uses_ray(cell) for cell in cells):
         yield None
         return
     with starting(ahead=0) as ray:
@@ -270,44 +285,44 @@ def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
 def share_out(
     cells: Sequence[Cell], jobs: int | None, ray: Ray
 ) -> Iterator[tuple[Sequence[Cell], int]]:
-    """The cells, each with its number of workers, and how many of them run at a time: at most
-    ``jobs``.
+    """Inside: the cells, each with its number of workers, and how many of them run at a time.
 
-    A place is what one worker needs. All cells that run at a time have places. Without ``jobs``
-    they are as many as have places, at most the processors of this machine, where the drivers run;
-    without Ray one. Processes that are started inside join Ray.
+    A place is what one worker needs in Ray: so many cells run that each has its places. ``jobs`` is
+    the limit; None: the processors of this machine, where the drivers run, or 1 without Ray.
+    Processes that are started inside join Ray.
     """
     if ray is None:
         yield cells, jobs or 1
         return
     address = ray.address()
-    places = {cell.name: _places(cell) for cell in cells if _on_ray(cell)}
-    room = min(
-        places[cell.name] // (_said(cell, "workers") or 1) for cell in cells if cell.name in places
-    )
+    on_ray = [cell for cell in cells if _uses_ray(cell)]
+    places = {cell.name: _places(cell) for cell in on_ray}
+    room = min(places[cell.name] // (_setting(cell, "workers") or 1) for cell in on_ray)
     jobs = max(1, min(jobs or processors(), room, len(cells)))
-    shared = [
-        replace(cell, given={"workers": max(1, places[cell.name] // jobs), **cell.given})
-        if cell.name in places
-        else cell
-        for cell in cells
-    ]
+
+    def with_workers(cell: Cell) -> Cell:
+        if cell.name not in places:
+            return cell
+        return replace(cell, given={"workers": max(1, places[cell.name] // jobs), **cell.given})
+
     with environment("RAY_ADDRESS", address):
-        yield shared, jobs
+        yield [with_workers(cell) for cell in cells], jobs
 
 
-def _on_ray(cell: Cell) -> bool:
-    return bool(_said(cell, "engine") == "ray")
+def _uses_ray(cell: Cell) -> bool:
+    return bool(_setting(cell, "engine") == "ray")
 
 
 def _places(cell: Cell) -> int:
-    """How many workers of a cell fit into Ray at once; at least 1, because the cell itself reports
-    that none fits.
+    """How many workers of a cell fit into Ray at once.
+
+    At least 1: if none fits, the cell itself reports it.
     """
-    cpus, gpus = _said(cell, "client_cpus"), _said(cell, "client_gpus")
-    with_gpu = 0 if _said(cell, "device") == "cpu" else fitting(cpus, gpus)
+    cpus, gpus = _setting(cell, "client_cpus"), _setting(cell, "client_gpus")
+    with_gpu = 0 if _setting(cell, "device") == "cpu" else fitting(cpus, gpus)
     return with_gpu or fitting(cpus, 0) or 1
 
 
-def _said(cell: Cell, setting: str) -> Any:
-    return cell.given.get(setting, RUN[setting].default)
+def _setting(cell: Cell, name: str) -> Any:
+    """The value of a setting in a cell: given, or by default."""
+    return cell.given.get(name, RUN[name].default)
