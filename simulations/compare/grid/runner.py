@@ -123,7 +123,7 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
             # those that are given now can be compared.
             config = as_config(run.read_config())
             before = {name.replace("-", "_"): value for name, value in config.items()}
-            names = now.keys()
+            names = set(now)
         changed = sorted(name for name in names if now.get(name) != before.get(name))
         if changed:
             words = ", ".join(
