@@ -23,6 +23,7 @@ a fact that does not exist is refused (``check_names``).
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import ge, gt, le, lt
 from string import Formatter
 from typing import Any
@@ -174,6 +175,7 @@ def text_of(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+@cache  # of the conditions that settings declare
 def _parse(atom: str) -> tuple[str, str, str]:
     """Name, sign ("", "not" or a comparison) and right side."""
     found = ATOM.fullmatch(atom.strip())

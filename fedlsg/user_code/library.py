@@ -72,6 +72,8 @@ WRAPPERS = {
     torch.jit.ScriptFunction: "_torchdynamo_inline",
 }
 """Types of what calls one other thing, and the attribute that holds it."""
+MADE_BY_PYTHON = 1 << 9
+"""Flag of classes that can be changed (Py_TPFLAGS_HEAPTYPE): no function of Python is in others."""
 RUNS = ("__call__", "__new__", "__init__", "forward")
 """What runs when an object or a class is called."""
 BY_VALUE = {"relu", "gelu", "silu", "elu", "celu", "selu", "leaky_relu", "hardtanh", "softplus"}
@@ -177,6 +179,8 @@ def _stands_for_users(value: Any) -> bool:
 
 def _runs_users(kind: type) -> bool:
     """Whether a user's function runs where this class, or an object of it, is called."""
+    if not kind.__flags__ & MADE_BY_PYTHON:
+        return False
     called = [vars(kind).get(name) for name in RUNS]
     functions = [getattr(value, "__func__", value) for value in called]
     return any(isinstance(f, FunctionType) and is_users(f.__code__.co_filename) for f in functions)

@@ -9,7 +9,7 @@ import base64
 import lzma
 import tomllib
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -106,8 +106,12 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     """Pixels (1797, 64) in 0..16 and labels (1797,), as ``sklearn.datasets.load_digits`` returns
     them.
     """
-    text = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["rows"]
-    packed = lzma.decompress(base64.b85decode(text.replace("\n", "")))
-    values = np.frombuffer(packed, dtype=np.uint8)
+    values = np.frombuffer(_packed(), dtype=np.uint8)
     pixels, labels = np.split(values, [64 * len(values) // 65])
     return pixels.reshape(-1, 64).copy(), labels.astype(np.int64)
+
+
+@cache  # of the file next to this one
+def _packed() -> bytes:
+    text = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["rows"]
+    return lzma.decompress(base64.b85decode(text.replace("\n", "")))
