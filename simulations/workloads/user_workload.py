@@ -86,7 +86,8 @@ class Workload:
         measured in addition where targets are classes. ``fedlsg.Lower(metric)`` and
         ``fedlsg.Higher(metric)`` declare which values are better, where the name does not say it.
     inputs, targets: names of columns, for data that have columns. Default: all others, and
-        ``label``. Several target columns, of numbers, give targets (N, columns).
+        ``label``. Of a folder of images ``targets`` names a column of its metadata; default: the
+        first folder of an image. Others refuse them. Several target columns, of numbers, give targets (N, columns).
     transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens
         padded to one length (called once), numbers or images (B, channels, height, width) uint8 to
         what the model takes (called for each batch). Default: numbers as they are, images of 8 bits

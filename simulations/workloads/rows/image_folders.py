@@ -196,11 +196,13 @@ def _targets_of(
     wanted = columns.targets or (LABEL,)
     for name in wanted:
         if name not in table.columns:
-            held = f"it has {', '.join(table.columns)}" if table.columns else "there is none"
-            near = did_you_mean(name, table.columns)
+            held = f"known are {', '.join(table.columns)}"
+            if table.what == images.called:
+                held = f"the folder has no {METADATA[0]}"
             raise ValueError(
-                f"{images.called}: targets={name!r} is no column of {METADATA[0]}{near}; {held}; "
-                "without targets= the first folder of an image is its class"
+                f"{images.called} has no column {name!r} for targets="
+                f"{did_you_mean(name, table.columns)}; {held}. Without targets= the first folder "
+                "of an image is its class"
             )
     published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
     values = join_targets([table.values(name) for name in wanted], images.called)
@@ -236,15 +238,16 @@ def _fix_of_order(images: ImageFolder, table: Table, known: Sequence[str]) -> st
     """What to do about folders of something else that have folders of the classes in them; empty
     where it is something else.
     """
-    fitting = [name for name in table.columns if set(table.values(name).tolist()) <= {*known}]
-    if fitting:
+    folders = {*table.values(LABEL)}
+    values = {name: {*table.values(name).tolist()} for name in table.columns}
+    if fitting := [name for name, held in values.items() if held <= {*known} and held != folders]:
         return f"targets={fitting[0]!r} takes the classes from its column of {METADATA[0]}"
     paths = [name.split("/") for name in images.listed]
     if path := next((one for one in paths if len(one) > 2 and one[1] in known), None):
         return (
-            f"in {'/'.join(path)} the class is the second folder. Put the class first "
-            f"({path[1]}/{path[0]}/{path[-1]}), or give a {METADATA[0]} with the columns file_name, "
-            "one of the class (targets=) and one of the client (partition=)"
+            f"in {'/'.join(path)} the class is the second folder. Put the class first, as "
+            f"{path[1]}/{path[0]}/{path[-1]}, or give a {METADATA[0]} with {FILE_NAME}, a column "
+            "of the class (targets=) and one of the client (partition=)"
         )
     return ""
 
