@@ -154,7 +154,7 @@ def _title_of(result: Result, settings: Summary) -> str:
     """
     name = str(settings["workload"])
     if name == MODEL and (train := result.start.get("arguments", {}).get("train")):
-        name = printable(train.strip("'\""))
+        name = f"own data ({printable(train[1:-1])})"
     return f"{name} with {shown(result.method)}, seed {settings['seed']}"
 
 

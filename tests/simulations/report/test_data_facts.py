@@ -94,7 +94,7 @@ def test_the_call_of_a_script_has_what_was_given(run):
         "fedlsg.simulate(..., train='train.csv', targets='state', partition='town', "
         "method='dpsgd', evaluate_clients=True, noise_multiplier=2.0, rounds=1, sample_rate=0.2)"
     )
-    assert "<h1>train.csv with dpsgd, seed 0" in run_page(read)
+    assert "<h1>own data (train.csv) with dpsgd, seed 0" in run_page(read)
     start = {name: value for name, value in read.start.items() if name != "arguments"}
     before = replace(read, start=start)  # control: a run of a version before
     assert "partition" not in typed_command(before)
