@@ -7,6 +7,7 @@ thrown away; no ledger, file or message is written, and generators and the user'
 afterwards as they were.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
-from fedlsg.payload import unpack
+from fedlsg.payload import unpack, value_bytes
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.process_state import Held, Process
@@ -46,8 +47,9 @@ class NoAccount(ClientAccount):
     client = CLIENT
 
 
-def rehearse(base: Base, terms: ClientTerms) -> None:
-    """Take the first round of a client with these terms, and the pruning before it.
+def rehearse(base: Base, terms: ClientTerms) -> int:
+    """Take the first round of a client with these terms, and the pruning before it; returns the
+    bytes of its update, without the header.
 
     Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and
     CannotDrawError for a client to which the carriers of a probe are sent: the server has taken
@@ -67,7 +69,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
             while True:
                 common = state.plan(base.local, base.sums, base.unit)
                 plan = common.for_client(terms.of(common.phase))
-                received = _answer(base, state, plan, terms, test)
+                received, sent = _answer(base, state, plan, terms, test)
                 if plan.phase is Phase.TRAINING:
                     break
                 state.prune(plan.frame, [received], num_examples=terms.num_examples)
@@ -78,12 +80,13 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
         raise
     except Exception as error:
         raise in_words(error, state.model, inputs, targets) from error
+    return sent
 
 
 def _answer(
     base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split
-) -> Tensor:
-    """What the server reads of a client's payload of made-up rows."""
+) -> tuple[Tensor, int]:
+    """What the server reads of a client's payload of made-up rows, and its bytes."""
     shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
     size = sizes_of(plan.local, shape, terms.num_examples)[-1]
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
@@ -99,7 +102,8 @@ def _answer(
                 total, stream, seed=seed, round=plan.round
             )
         )
-        return release.decode(values, seed=seed, round=plan.round)
+        sent = math.ceil(len(values) * release.grid.bits / 8)
+        return release.decode(values, seed=seed, round=plan.round), sent
     announced = Announcement(
         round=plan.round,
         updates=0,
@@ -116,7 +120,8 @@ def _answer(
         encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None
     )
     wanted = base.uplink.expected(plan.frame, round=plan.round, dither=dither)
-    return decode(unpack(payload, wanted), plan.frame)
+    received = decode(unpack(payload, wanted), plan.frame)
+    return received, value_bytes(payload)
 
 
 def arranged(rows: Split, like: Split) -> Split:

@@ -163,9 +163,17 @@ def features_line(summary: Summary) -> str:
 
 
 def wire_words(summary: Summary, direction: str) -> str:
-    """What the messages took with their framing; nothing for runs that did not count it."""
+    """What the messages took with their framing, and next to dense updates in the same framing
+    where payloads have another size; nothing for runs that did not count it.
+    """
     count = summary.get(f"{direction}_bytes_wire")
-    return "" if count is None else f"; {human_bytes(count)} on the wire"
+    if count is None:
+        return ""
+    words = f"; {human_bytes(count)} on the wire"
+    sent, dense = (summary.get(f"{direction}_bytes{form}") for form in ("", "_dense"))
+    if not sent or dense is None or abs(dense / sent - 1) < SAME:
+        return words
+    return f"{words}, {against_dense(dense + count - sent, count)} there"
 
 
 def against_dense(dense: float, sent: float) -> str:

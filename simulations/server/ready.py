@@ -21,6 +21,7 @@ from fedlsg.simulations.planning.earlier_runs.warm_start import before_start
 from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
+from fedlsg.simulations.settings.automatic import check_budget
 from fedlsg.simulations.settings.rule_gave_way import rule_notes
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
@@ -65,7 +66,8 @@ def ready_plan(
     for callback in callbacks:
         callback.on_plan(plan.workload.directions)
     progress("a round on public rows")
-    rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
+    largest = max(different_terms(plan.terms), key=lambda terms: terms.num_examples)
+    check_budget(plan.settings, rehearse(plan, largest))
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
         plan = replace(plan, notes=(*plan.notes, *check_evaluation(plan)))

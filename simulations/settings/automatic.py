@@ -15,6 +15,7 @@ value of it can be replaced by giving that setting. Presets are made for network
 learning rate for a linear head.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,10 +25,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlsg import strategies
-from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
+from fedlsg.carriers import find_classifier, layer_table, prepare_model
 from fedlsg.gradients import check_initialized
 from fedlsg.method import Method
-from fedlsg.randomness import own_draws
+from fedlsg.payload import Dither, codec_settings, find_codec
+from fedlsg.randomness import own_draws, public_generator
 from fedlsg.rows import seeds_replaced
 from fedlsg.simulations import workloads
 from fedlsg.simulations.settings.any_run import Device
@@ -115,6 +117,12 @@ PRESET_METHOD, DENSE, SMALL = "lsg", "dpsgd", "lsg"
 RANKS = (32, 16, 8, 4, 2, 1)
 VALUE_BYTES = 4
 """Of a value that no codec makes smaller."""
+BLOCK_BYTES = 4
+"""What codecs send of a block in addition to its values, at most."""
+TRIED_VALUES = 2**18
+"""Values that are really encoded, at most, to know how many bytes a value takes."""
+SIGNAL = 2**0.5
+"""Deviation of these values in those of the noise: a signal as long as the noise is assumed."""
 
 
 def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
@@ -137,7 +145,8 @@ def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
 
 
 def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, dict[str, Any]]:
-    asked = [name for name in settings.parameters if name not in strategies.common_settings()]
+    others = {*strategies.common_settings(), *codec_settings()}
+    asked = [name for name in settings.parameters if name not in others]
     if asked and not set(asked) <= strategies.own_settings(DENSE):
         if not set(asked) <= strategies.own_settings(SMALL):
             raise ValueError(
@@ -151,7 +160,7 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
     if dense <= budget:
         return DENSE, {}
     if _is_linear_head(settings, workload):
-        raise ValueError(_fewer_axes(budget, dense, workload))
+        raise ValueError(_fewer_axes(budget, dense, settings, workload))
     least = dense
     for rank in RANKS:
         with suppress(ValueError):  # a rank that carries no layer of this model
@@ -159,31 +168,61 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
             if least <= budget:
                 return SMALL, {"rank": rank, "sparsity": 0.0}
     raise ValueError(
-        f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of "
-        f"method {SMALL} {least:,} or more; give a larger budget, or name a method and a codec, "
-        "which may be smaller"
+        f"uplink_budget={budget}: with codec {settings.codec} dense updates of this model have "
+        f"{dense:,} bytes, and those of method {SMALL} {least:,} or more; give a larger budget, or "
+        "a codec of fewer bits a value"
     )
 
 
-def _fewer_axes(budget: int, dense: int, workload: LoadedWorkload) -> str:
+def _fewer_axes(budget: int, dense: int, settings: Settings, workload: LoadedWorkload) -> str:
     """What a linear head of ``dense`` bytes that is larger than the budget can do: no carrier is
     smaller than it, fewer features are.
     """
     classes = workload.classes("feature_axes")
-    axes = budget // (VALUE_BYTES * classes) - 1  # and a bias
+    each = dense / sum(_counts(strategies.recipe(DENSE), settings, workload))
+    axes = int(budget / (each * classes)) - 1  # and a bias
     way = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
     return (
         f"uplink_budget={budget}: an update of a linear head on these features has {dense:,} "
-        f"bytes: {way}, or method=dpsgd with a codec of few bits a value"
+        f"bytes with codec {settings.codec}: {way}, or a codec of fewer bits a value"
     )
 
 
-def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
-    """Bytes of the values of an update of the workload's model."""
+def _counts(method: Method, settings: Settings, workload: LoadedWorkload) -> list[int]:
+    """Values of each parameter in an update of the workload's model."""
     model = build_model(workload, settings.model or workload.default_model, settings.seed)
     prepare_model(model, method.carrier, classifier=workload.classifier, seed=settings.seed)
     rows = layer_table(model, method.carrier, workload.classifier)
-    return VALUE_BYTES * sum(values for _, _, values in totals(rows).values())
+    return [row.count * row.values for row in rows if row.values]
+
+
+def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
+    """Bytes of an update of the workload's model as the codec sends them: exact for values of one
+    size; else of random values of deviation ``SIGNAL``, which those of a run have at most if its
+    rho is 1 or more.
+    """
+    counts = _counts(method, settings, workload)
+    codec = find_codec(settings.codec).with_settings(settings.parameters)
+    size = VALUE_BYTES if settings.trust == "secure" else codec.bytes_each
+    if size is not None:
+        return size * sum(counts)
+    tried = min(sum(counts), TRIED_VALUES)
+    values = SIGNAL * torch.randn(tried, generator=public_generator(0, "size of an update"))
+    encoded = codec.encode(values, [tried], Dither(seed=0, client=0, noise_std=1.0), 1)
+    return math.ceil(len(encoded) * sum(counts) / tried) + 2 * BLOCK_BYTES * len(counts)
+
+
+def check_budget(settings: Settings, sent: int) -> None:
+    """Raise ValueError where a rehearsed update has more bytes than ``uplink_budget``: its signal
+    is longer than its noise, and the codec's size follows from both.
+    """
+    if settings.uplink_budget is not None and sent > settings.uplink_budget:
+        raise ValueError(
+            f"uplink_budget={settings.uplink_budget}: in a round on public rows an update of "
+            f"method {settings.method}, of the largest batch, has {sent:,} bytes with codec "
+            f"{settings.codec}, for its values are longer than their noise: give a larger budget, "
+            "or method=lsg with a rank"
+        )
 
 
 def method_line(settings: Settings) -> str | None:
@@ -204,8 +243,8 @@ def method_line(settings: Settings) -> str | None:
         )
         return f"method {DENSE}: dense updates are the most accurate, and {why}"
     return (
-        f"method {settings.method}: dense updates pass uplink_budget={settings.uplink_budget:,} "
-        "bytes"
+        f"method {settings.method}: dense updates are larger than "
+        f"uplink_budget={settings.uplink_budget:,} bytes"
         if (settings.uplink_budget)
         else f"method {settings.method}: it has the settings that are given"
     )

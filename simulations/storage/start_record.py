@@ -3,6 +3,8 @@ none of it.
 
     given     settings that its user gave, by name: "auto" or "x0.5" where that was given in the
               place of a number, else ""
+    arguments what was given with data of a user's own, by argument: as Python writes it, "..." for
+              functions and rows
     notes     what was said of them before the first charge, a sentence each
     before    of a run that starts from another one: its name, its epsilon and its rounds, with
               those that were before it
@@ -17,10 +19,22 @@ from fedlsg.simulations.storage.run_directory import RunDir
 
 
 def write_start(
-    run: RunDir, *, given: Mapping[str, str], notes: Sequence[str], before: Record, rows: Record
+    run: RunDir,
+    *,
+    given: Mapping[str, str],
+    arguments: Mapping[str, str],
+    notes: Sequence[str],
+    before: Record,
+    rows: Record,
 ) -> None:
     """Write the file."""
-    record = {"given": dict(given), "notes": list(notes), "before": before, "rows": rows}
+    record = {
+        "given": dict(given),
+        "arguments": dict(arguments),
+        "notes": list(notes),
+        "before": before,
+        "rows": rows,
+    }
     write_atomically(run.start, seal(record, indent=2))
 
 

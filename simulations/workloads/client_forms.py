@@ -30,6 +30,7 @@ from fedlsg.simulations.workloads.base.split import hold_out
 from fedlsg.simulations.workloads.partition import parts_of_owners
 from fedlsg.simulations.workloads.rows import Rows
 from fedlsg.simulations.workloads.rows.columns import LABEL, Table, is_table, text_of
+from fedlsg.simulations.workloads.rows.image_folders import ImageFolder
 from fedlsg.simulations.workloads.rows.loaders import is_splits
 from fedlsg.simulations.workloads.rows.read import (
     array_of,
@@ -210,6 +211,13 @@ def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | N
                 f"{call}: client {label_of(client, names)} has no rows: leave that client out"
             )
     bare = [unwrapped(item, call) for item, call in zip(items, called, strict=True)]
+    for item, call in zip(bare, called, strict=True):
+        if isinstance(item, str | Path) and Path(item).expanduser().is_dir():
+            raise ValueError(
+                f"{call}={str(item)!r}: the data of one client are a table, a .npz file or a "
+                "Dataset; images of several clients are one folder, whose metadata.csv has a "
+                "column for the client"
+            )
     opened = [open_data(item, call) for item, call in zip(bare, called, strict=True)]
     sizes = [_size(rows, call) for rows, call in zip(opened, called, strict=True)]
     if what == "train":  # test, which is public, may have a row twice
@@ -219,14 +227,8 @@ def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | N
 
 
 def _size(one: Any, called: str) -> int:
-    if isinstance(one, Table):
+    if isinstance(one, Table | ImageFolder):
         return one.size
-    if isinstance(one, Path):
-        raise ValueError(
-            f"{called}={str(one)!r}: the data of one client are a table, a .npz file or a Dataset "
-            "that exists; images of several clients are one folder, whose metadata.csv has a "
-            "column for the client"
-        )
     try:
         size = len(one[1] if _is_pair(one) else one)
     except (TypeError, NotImplementedError):

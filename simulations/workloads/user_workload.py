@@ -7,7 +7,7 @@ fedlsg run mine.py:workload
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,9 @@ class Workload:
         measured in addition where targets are classes. ``fedlsg.Lower(metric)`` and
         ``fedlsg.Higher(metric)`` declare which values are better, where the name does not say it.
     inputs, targets: names of columns, for data that have columns. Default: all others, and
-        ``label``. Several target columns, of numbers, give targets (N, columns).
+        ``label``. Of a folder of images ``targets`` names a column of its metadata; default: the
+        first folder of an image. Data without columns refuse both. Several target columns, of
+        numbers, give targets (N, columns).
     transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens
         padded to one length (called once), numbers or images (B, channels, height, width) uint8 to
         what the model takes (called for each batch). Default: numbers as they are, images of 8 bits
@@ -209,6 +211,18 @@ class Workload:
         return {}
 
     @property
+    def arguments(self) -> dict[str, str]:
+        """What was given next to model, test and loss, as Python writes it: names and numbers, the
+        one file or folder of train without its place; "..." for functions, rows and mappings.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("model", "train", "test", "loss", "settings", "name"):
+            del given[name]
+        if isinstance(self.train, str | Path):
+            given = {"train": Path(self.train).name, **given}
+        return {name: _as_typed(value) for name, value in given.items() if value is not None}
+
+    @property
     def summary(self) -> str:
         """One line for a list."""
         return "A workload of your own."
@@ -301,6 +315,7 @@ class Workload:
             test_name=HOLDOUT if self.test is None else "test",
             data=facts,
             said=_said(found, given, parts, facts),
+            arguments=self.arguments,
         )
 
     @property
@@ -393,6 +408,13 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
         if isinstance(given, str | int)
         else tuple(map(str, given))
     )
+
+
+def _as_typed(value: Any) -> str:
+    if isinstance(value, str | int):
+        return repr(value)
+    names = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    return repr(list(value)) if names else "..."
 
 
 def _located(data: Any, root: str | None) -> Any:

@@ -117,6 +117,7 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
     write_start(
         run,
         given=plan.given,
+        arguments=plan.workload.arguments,
         notes=plan.notes,
         before=spent_before(plan),
         rows=rows_record(plan),

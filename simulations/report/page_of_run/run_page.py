@@ -51,6 +51,7 @@ from fedlsg.simulations.report.words import (
     epsilon_words,
     outcome,
     percent,
+    printable,
     privacy_line,
     run_headline,
 )
@@ -62,9 +63,10 @@ from fedlsg.simulations.settings.settings import (
     callbacks_with,
 )
 from fedlsg.simulations.storage.atomic_files import write_atomically
-from fedlsg.simulations.storage.results import Result, as_csv, read_run
+from fedlsg.simulations.storage.results import Result, Summary, as_csv, read_run
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_error
+from fedlsg.simulations.workloads.user_workload import MODEL
 from fedlsg.user_code import shown
 
 log = logging.getLogger(__name__)
@@ -124,7 +126,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
     return render(
         Page(
             kind="fedlsg run",
-            title=f"{settings['workload']} with {shown(result.method)}, seed {settings['seed']}",
+            title=_title_of(result, settings),
             lead=f"Run directory {result.name}.",
             headline=run_headline(result),
             badge=privacy_badge(result),
@@ -144,6 +146,16 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         ),
         follow=follow,
     )
+
+
+def _title_of(result: Result, settings: Summary) -> str:
+    """Workload, method and seed; data of a user's own without a name are those of a file or folder
+    of train.
+    """
+    name = str(settings["workload"])
+    if name == MODEL and (train := result.start.get("arguments", {}).get("train")):
+        name = f"own data ({printable(train[1:-1])})"
+    return f"{name} with {shown(result.method)}, seed {settings['seed']}"
 
 
 def _made(result: Result, *commands: Code) -> Section:
@@ -356,9 +368,12 @@ def typed_command(result: Result) -> str:
                 else [dashed, f"{value:g}" if isinstance(value, float) else str(value)]
             )
         return shlex.join(words)
-    arguments = [f"{name}={value!r}" for name, value in values.items() if name != "method"]
-    method = [f"method={shown(str(values['method']))!r}"] if "method" in values else []
-    return f"fedlsg.simulate({', '.join(['...', *method, *arguments])})"
+    if "method" in values:
+        values = {"method": shown(str(values["method"])), **values}
+    of_data = result.start.get("arguments", {})
+    typed = {**of_data, **{name: repr(value) for name, value in values.items()}, **of_data}
+    words = [f"{name}={as_typed}" for name, as_typed in typed.items()]
+    return f"fedlsg.simulate({', '.join(['...', *words])})"
 
 
 def _without_folders(name: str, value: Any) -> Any:

@@ -239,6 +239,7 @@ class LoadedWorkload:
     data: how rows of a user's own were read, for users of the model: columns, classes, scale. All
         of it public.
     said: the same in one line for the owner of the data, with the number of rows.
+    arguments: of a ``fedlsg.Workload``, as its user typed them; "..." for what has no short form.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -270,6 +271,7 @@ class LoadedWorkload:
     normalised: Mapping[str, list[float]] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     said: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

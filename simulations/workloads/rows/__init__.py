@@ -3,7 +3,7 @@
     read            whatever ``fedlsg.Workload`` takes -> ``Rows``
     table_files     a path of a .csv, .tsv, .jsonl or .parquet file -> a table of pyarrow
     columns         columns by their names: inputs, targets, index columns, classes
-    image_folders   images -> arrays by one rule of scale; a folder of images for each class
+    image_folders   images -> arrays by one rule of scale; folders of them, with columns of metadata
     image_contents  what of an image is taken, so that nothing is lost without a word
     hub             a set of the hub: of a mirror, downloaded, or of the ``datasets`` library
     shards          the files of a set in a mirror

@@ -1,9 +1,9 @@
 """Images by one rule, and folders with a folder of images for each class, as torchvision and the
 hub have them.
 
-DIR/cat/1.png  DIR/cat/2.png  DIR/dog/1.png          classes: the folders' names in order
+DIR/cat/1.png  DIR/cat/2.png  DIR/dog/1.png          classes: the first folders' names in order
 DIR/metadata.csv (or .jsonl, .parquet)               more columns, optional: file_name (cat/1.png),
-                                                     writer, ...
+                                                     writer, ...; targets= takes one as the class
 
 The rule: an image is turned as its EXIF orientation says. 8 bits a pixel: uint8, 255 is 1;
 greyscale if all are, else RGB. 16 and 32 bits and floats (one channel): float32, divided by one
@@ -16,15 +16,24 @@ import io
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from fedlsg.simulations.workloads.rows import Columns, Rows, as_targets, of_stored, white_of
-from fedlsg.simulations.workloads.rows.columns import Table, text_of
+from fedlsg.config.choices import did_you_mean
+from fedlsg.simulations.workloads.rows import Columns, Rows, of_stored, white_of
+from fedlsg.simulations.workloads.rows.columns import (
+    LABEL,
+    Table,
+    join_targets,
+    number_targets,
+    text_of,
+)
 from fedlsg.simulations.workloads.rows.image_contents import (
     ContentError,
     Taken,
@@ -35,7 +44,7 @@ from fedlsg.simulations.workloads.rows.image_contents import (
 from fedlsg.simulations.workloads.rows.table_files import read_file
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-FILE_NAME, CLASS = "file_name", "label"
+FILE_NAME = "file_name"
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 )
@@ -44,73 +53,211 @@ LEFT_BY_PROGRAMS = frozenset(
 )
 
 
-def read_image_folder(folder: Path, columns: Columns, what: str) -> Rows:
-    """Images (N, channels, height, width) in the order of their paths, and the numbers of their
-    classes.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageFolder:
+    """Images of a folder, by their paths in it: nothing of them is read.
 
-    Raises ValueError for a folder without classes, a class without images or with a name that test
-    has not, images of several sizes (``image_size`` scales them), a file that does not decode, and
-    metadata that lack an image; ContentError if something of an image would be lost.
+    names: in the order of the first folders of their paths. listed: all of the folder, of which
+    names may be a part. folders: the first folders. others: files in these that are no images.
     """
-    given = f"{what}={str(folder)!r}"
-    files, others = list_images(folder, given)
-    names = [f"{label}/{name}" for label, inside in files.items() for name in inside]
-    labels = [label for label, inside in files.items() for _ in inside]
-    targets, classes = as_targets(labels, columns, given)
-    if what == "train" and (lacking := [name for name in classes if name not in files]):
-        raise ValueError(
-            f"{given} has no folder of the class {lacking[0]!r}, which test has: give both the same"
+
+    path: Path
+    called: str
+    names: tuple[str, ...]
+    listed: tuple[str, ...]
+    folders: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @staticmethod
+    def of(path: Path, called: str) -> "ImageFolder":
+        """Hidden files and what programs leave are skipped. Raises ValueError for a folder without
+        an image, and for one that cannot be read.
+        """
+        folders = sorted(
+            entry.name
+            for entry in os.scandir(path)
+            if entry.is_dir() and not _is_hidden(entry.name)
         )
-    columns.progress(f"{what}: reading {len(names)} images")
-    more = {**_metadata(folder, names, columns), CLASS: np.array(labels, dtype=object)}
-    stored, how = stack(((str(folder / name), folder / name) for name in names), columns, given)
+        files = [f"{label}/{name}" for label in folders for name in sorted(_files(path / label))]
+        loose = sorted(name for name in os.listdir(path) if _is_image(name))
+        names = (*filter(_is_image, files), *loose)
+        images = ImageFolder(
+            path=path,
+            called=called,
+            names=names,
+            listed=names,
+            folders=tuple(folders),
+            others=tuple(name for name in files if not _is_image(name)),
+        )
+        if not names:
+            images.by_class()
+        return images
+
+    @property
+    def size(self) -> int:
+        """The number of images."""
+        return len(self.names)
+
+    def take(self, rows: np.ndarray) -> "ImageFolder":
+        """These images in this order."""
+        return replace(self, names=tuple(self.names[row] for row in rows.tolist()))
+
+    def by_class(self) -> dict[str, list[str]]:
+        """Names of all images in the folder of each class, in order.
+
+        Raises ValueError for a folder without classes, a class without an image, and an image in no
+        class.
+        """
+        inside: dict[str, list[str]] = {label: [] for label in self.folders}
+        for path in self.listed:
+            label, _, name = path.partition("/")
+            if not name:
+                raise ValueError(
+                    f"{self.called}: {label} is in no folder of a class: move it into one, remove "
+                    "it, or name the column of the classes in metadata.csv with targets="
+                )
+            inside[label].append(name)
+        for label, names in inside.items():
+            if not names:
+                raise ValueError(
+                    f"{self.called}: the class {label!r} has no images{self._others_in(label)}: "
+                    f"expected {', '.join(sorted(SUFFIXES))}; fill the folder or remove it"
+                )
+        if not inside:
+            raise ValueError(
+                f"{self.called}: expected a folder of images for each class, as "
+                f"{self.path.name}/cat/1.png"
+            )
+        return inside
+
+    def _others_in(self, label: str) -> str:
+        rest = [name for name in self.others if name.startswith(f"{label}/")]
+        first = rest[0].partition("/")[2] if rest else ""
+        return f" (it has {len(rest)} other files, such as {first})" if rest else ""
+
+
+def read_image_folder(images: ImageFolder, columns: Columns, what: str) -> Rows:
+    """Images (N, channels, height, width) in the order of their paths, and their targets: columns
+    of the metadata where some are named, else the numbers of the first folders.
+
+    Raises ValueError for a target column that there is not, for first folders that are not those of
+    the classes, images of several sizes (``image_size`` scales them), a file that does not decode,
+    and metadata that lack an image; ContentError if something of an image would be lost.
+    """
+    table = _columns_of(images, columns)
+    if columns.targets is None:
+        _check_classes(images, table, columns, what)
+    targets, classes = _targets_of(images, table, columns)
+    columns.progress(f"{what}: reading {images.size} images")
+    files = ((str(images.path / name), images.path / name) for name in images.names)
+    stored, how = stack(files, columns, images.called)
+    others = images.others
     left = (f"{len(others)} that are no images, such as {others[0]}",) if others else ()
     return of_stored(
         stored,
         targets,
         columns,
         what,
-        columns=more,
+        columns={name: text_of(table.values(name)) for name in table.columns},
         classes=classes,
         names=("images",),
+        target_names=columns.targets or (),
         left_out=left,
         **how,
     )
 
 
-def list_images(folder: Path, given: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Names of images by class, in order, and of other files. Hidden files and what programs leave
-    are skipped.
+def _columns_of(images: ImageFolder, columns: Columns) -> Table:
+    """The metadata in the order of the images, and their first folders as ``label`` where these are
+    the classes, or no column has that name.
 
-    Raises ValueError for a folder without classes, a class without an image, and an image in no
-    class.
+    Raises ValueError for metadata that say another class than the folders where no targets are
+    named.
     """
-    shown = ", ".join(sorted(SUFFIXES))
-    classes = sorted(
-        entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_hidden(entry.name)
-    )
-    if loose := sorted(name for name in os.listdir(folder) if _is_image(name)):
-        raise ValueError(
-            f"{given}: {loose[0]} is in no folder of a class: move it into one, or remove it"
-        )
-    by_label: dict[str, list[str]] = {}
-    others: list[str] = []
-    for label in classes:
-        inside = sorted(_files(folder / label))
-        by_label[label] = [name for name in inside if _is_image(name)]
-        rest = [name for name in inside if not _is_image(name)]
-        others += [f"{label}/{name}" for name in rest]
-        if not by_label[label]:
-            kinds = f" (it has {len(rest)} other files, such as {rest[0]})" if rest else ""
+    table = _metadata(images, columns)
+    if table is None:
+        table = Table(columns={}, size=images.size, what=images.called)
+    labels = [name.rpartition("/")[0].partition("/")[0] for name in images.names]
+    if columns.targets is None and LABEL in table.columns:
+        for name, label, value in zip(images.names, labels, table.values(LABEL), strict=True):
+            if str(value) != label:
+                raise ValueError(
+                    f"{table.what} says {LABEL} {value!r} of {name}, whose class by its first "
+                    f"folder is {label!r}: targets={LABEL!r} takes the column; or rename the column"
+                )
+    if LABEL in table.columns or not all(labels):
+        return table
+    return replace(table, columns={**table.columns, LABEL: labels})
+
+
+def _targets_of(
+    images: ImageFolder, table: Table, columns: Columns
+) -> tuple[Tensor, tuple[str, ...]]:
+    wanted = columns.targets or (LABEL,)
+    for name in wanted:
+        if name not in table.columns:
+            held = f"known are {', '.join(table.columns)}"
+            if table.what == images.called:
+                held = f"the folder has no {METADATA[0]}"
             raise ValueError(
-                f"{given}: the class {label!r} has no images{kinds}: expected {shown}; fill the "
-                "folder or remove it"
+                f"{images.called} has no column {name!r} for targets="
+                f"{did_you_mean(name, table.columns)}; {held}. Without targets= the first folder "
+                "of an image is its class"
             )
-    if not by_label:
-        raise ValueError(
-            f"{given}: expected a folder of images for each class, as {folder.name}/cat/1.png"
+    published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
+    values = join_targets([table.values(name) for name in wanted], images.called)
+    return number_targets(values, published, columns, images.called)
+
+
+def _check_classes(images: ImageFolder, table: Table, columns: Columns, what: str) -> None:
+    """Raise ValueError, with the fix, unless first folders are classes of the run, and train has
+    all of these.
+    """
+    folders = images.by_class()
+    known = columns.classes or (() if columns.like is None else columns.like.classes)
+    if not known:
+        return
+    whose = "classes=" if columns.classes else "test, which is public and says the classes"
+    unknown = [label for label in dict.fromkeys(table.values(LABEL)) if label not in known]
+    lacking = [name for name in known if name not in folders] if what == "train" else []
+    if unknown:
+        wrong = (
+            f"the first folder of an image is its class, and {unknown[0]!r} is none of {whose} "
+            f"({', '.join(known)})"
         )
-    return by_label, others
+        fix = "correct it, declare all with classes=, or name a column of metadata.csv as targets="
+    elif lacking:
+        wrong = f"there is no folder of the class {lacking[0]!r}, which {whose.split(',')[0]} has"
+        fix = "give both the same"
+    else:
+        return
+    raise ValueError(f"{images.called}: {wrong}: {_fix_of_order(images, table, known) or fix}")
+
+
+def _fix_of_order(images: ImageFolder, table: Table, known: Sequence[str]) -> str:
+    """What to do about folders of something else that have folders of the classes in them; empty
+    where it is something else.
+    """
+    folders = {*table.values(LABEL)}
+    values = {name: {*table.values(name).tolist()} for name in table.columns}
+    if fitting := [name for name, held in values.items() if held <= {*known} and held != folders]:
+        return f"targets={fitting[0]!r} takes the classes from its column of {METADATA[0]}"
+    paths = [name.split("/") for name in images.listed]
+    if path := next((one for one in paths if len(one) > 2 and one[1] in known), None):
+        return (
+            f"in {'/'.join(path)} the class is the second folder. Put the class first, as "
+            f"{path[1]}/{path[0]}/{path[-1]}, or give a {METADATA[0]} with {FILE_NAME}, a column "
+            "of the class (targets=) and one of the client (partition=)"
+        )
+    return ""
+
+
+def list_images(folder: Path, given: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Names of images by class, in order, and of other files. Raises ValueError as
+    ``ImageFolder``.
+    """
+    images = ImageFolder.of(folder, given)
+    return images.by_class(), list(images.others)
 
 
 def _is_hidden(name: str) -> bool:
@@ -260,15 +407,15 @@ def pixels_of(image: Any, size: int | None) -> np.ndarray:
     return np.asarray(image if size is None else image.resize((size, size)))
 
 
-def _metadata(folder: Path, names: list[str], columns: Columns) -> dict[str, np.ndarray]:
-    """Columns of the metadata in the order of the images."""
-    path = next((folder / name for name in METADATA if (folder / name).exists()), None)
+def _metadata(images: ImageFolder, columns: Columns) -> Table | None:
+    """The metadata in the order of the images; None where there are none."""
+    path = next((images.path / one for one in METADATA if (images.path / one).exists()), None)
     if path is None:
-        return {}
-    table = Table.of(read_file(path, path.name, (FILE_NAME,)), path.name)
+        return None
+    table = Table.of(read_file(path, path.name, (FILE_NAME, *columns.texts)), path.name)
     if FILE_NAME not in table.columns:
         raise ValueError(
-            f"{path} has no column {FILE_NAME}, of names such as {names[0]}; it has "
+            f"{path} has no column {FILE_NAME}, of names such as {images.names[0]}; it has "
             f"{', '.join(table.columns)}"
         )
     place: dict[str, int] = {}
@@ -277,10 +424,10 @@ def _metadata(folder: Path, names: list[str], columns: Columns) -> dict[str, np.
         if name in place:
             raise ValueError(f"{path} has two rows for {name}, {place[name]} and {row}: leave one")
         place[name] = row
-    if missing := [name for name in names if name not in place]:
+    if missing := [name for name in images.names if name not in place]:
         raise ValueError(
             f"{path} has no row with {FILE_NAME}={missing[0]}: give one for each image, or remove "
             "the file"
         )
-    order = np.array([place[name] for name in names])
-    return {key: text_of(table.values(key)[order]) for key in table.columns if key != FILE_NAME}
+    kept = {name: column for name, column in table.columns.items() if name != FILE_NAME}
+    return replace(table, columns=kept).take(np.array([place[name] for name in images.names]))

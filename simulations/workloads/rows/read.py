@@ -29,9 +29,11 @@ from fedlsg.simulations.workloads.rows.columns import (
     check_finite,
     find_inputs,
     is_table,
+    join_targets,
+    number_targets,
     text_of,
 )
-from fedlsg.simulations.workloads.rows.image_folders import read_image_folder, stack
+from fedlsg.simulations.workloads.rows.image_folders import ImageFolder, read_image_folder, stack
 from fedlsg.simulations.workloads.rows.loaders import is_saved, is_splits, load_saved
 from fedlsg.simulations.workloads.rows.table_files import NoFileError, is_table_file, read_npz
 from fedlsg.simulations.workloads.rows.transform import (
@@ -50,18 +52,66 @@ FORMS = (
     ".csv or .parquet file (.tsv, .jsonl, .npz), of a folder of images or of save_to_disk"
 )
 
+TABLE, TABLE_AND_TARGETS, FOLDER, PAIR, DATASET = (
+    "a table",
+    "a table with its targets apart",
+    "a folder of images, which are the inputs",
+    "a pair (inputs, targets)",
+    "a Dataset of pairs",
+)
+NAMED_IN: Mapping[str, tuple[str, ...]] = {
+    TABLE: ("inputs", "targets"),
+    TABLE_AND_TARGETS: ("inputs",),
+    FOLDER: ("targets",),
+    PAIR: (),
+    DATASET: (),
+}
+"""The arguments that name columns of data of each form; the others are refused."""
+
+
+def form_of(data: Any) -> str:
+    """The form of opened data."""
+    if isinstance(data, Table):
+        return TABLE if data.targets is None else TABLE_AND_TARGETS
+    if isinstance(data, ImageFolder):
+        return FOLDER
+    return PAIR if isinstance(data, tuple | list) and len(data) == 2 else DATASET
+
+
+def check_named(opened: Mapping[str, Any], columns: Columns) -> None:
+    """Raise ValueError for a given argument that names columns, and that none of these data has a
+    use for.
+    """
+    forms = {name: form_of(data) for name, data in opened.items()}
+    for argument in dict.fromkeys(name for names in NAMED_IN.values() for name in names):
+        names = getattr(columns, argument)
+        if names is not None and not any(argument in NAMED_IN[form] for form in forms.values()):
+            whose, form = next(iter(forms.items()))
+            shown = repr(names[0]) if len(names) == 1 else list(names)
+            raise ValueError(
+                f"{argument}={shown} names columns, and {whose} is {form}: leave {argument} out"
+            )
+
 
 def read_splits(splits: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Rows], Columns]:
     """Rows of train (where it is here) and of test, and how to read more rows of their form.
 
     Columns are matched by name, in the order of train, or of test alone. Classes and the scale of
-    pixels are those of test, which is public. Raises ValueError as ``read_rows``, and for tables of
-    other columns.
+    pixels are those of test, which is public. Raises ValueError as ``read_rows``, for tables of
+    other columns, for names of columns in data without them, and for names of classes that are
+    numbers.
     """
     opened = {name: open_data(data, name) for name, data in splits.items()}
+    if len(opened) > 1:  # clients of a deployment may have data of another form than test
+        check_named(opened, columns)
     if tables := [data for data in opened.values() if isinstance(data, Table)]:
         columns = _with_texts(tables[-1], agreed(tables, columns))
     test = read_rows(opened["test"], columns, "test")
+    if columns.classes and not test.classes:
+        raise ValueError(
+            f"classes={list(columns.classes)} names classes of targets that are texts, and those "
+            "of test are numbers: leave classes out, or give texts"
+        )
     later = replace(columns, like=test)
     return {
         "test": test,
@@ -108,15 +158,12 @@ def unwrapped(data: Any, what: str) -> Any:
 
 
 def open_data(data: Any, what: str) -> Any:
-    """Data with columns as a ``Table``, and a .npz file as a pair, of a path, too; other data as
-    they are.
+    """Data with columns as a ``Table``, a .npz file as a pair, and a folder of images as an
+    ``ImageFolder``, of a path, too; other data as they are.
     """
     data = unwrapped(data, what)
     if isinstance(data, str | Path):
-        path = Path(data).expanduser()
-        if is_table_file(path):
-            return Table.of_file(path, what)
-        return read_npz(path) if path.suffix.lower() == ".npz" and path.is_file() else path
+        return _open_path(Path(data).expanduser(), what)
     if (
         isinstance(data, tuple | list)
         and len(data) == 2
@@ -128,13 +175,29 @@ def open_data(data: Any, what: str) -> Any:
     return Table.of(data, what) if is_table(data) else data
 
 
+def _open_path(path: Path, what: str) -> Any:
+    """Raises ValueError for what is neither a file of rows nor a folder."""
+    if is_table_file(path):
+        return Table.of_file(path, what)
+    called = f"{what}={str(path)!r}"
+    if path.is_dir():
+        return ImageFolder.of(path, called)
+    if not path.exists():
+        raise NoFileError(f"{called}: there is no such file or folder (from {Path.cwd()})")
+    if path.suffix.lower() == ".npz":
+        return read_npz(path)
+    raise ValueError(f"{called}: {FORMS}")
+
+
 def take(data: Any, rows: np.ndarray, what: str) -> Any:
-    """These rows of opened data, in this order. Raises ValueError for a folder of images."""
-    if isinstance(data, Table):
+    """These rows of opened data, in this order. Raises ValueError for what has no rows by
+    number.
+    """
+    if isinstance(data, Table | ImageFolder):
         return data.take(rows)
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple):
         return tuple(_taken(part, rows) for part in data)
-    if isinstance(data, Path) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
             f"holdout without test chooses rows of tables, arrays and Datasets, and {what} is "
             f"{type(data).__name__}: give test="
@@ -158,26 +221,18 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
     data = open_data(data, what)
     if isinstance(data, Table):
         return _table(data, columns)
-    if isinstance(data, Path):
-        if data.is_dir():
-            return read_image_folder(data, columns, what)
-        if not data.exists():
-            raise NoFileError(
-                f"{what}={str(data)!r}: there is no such file or folder (from {Path.cwd()})"
-            )
-    elif isinstance(data, tuple | list) and len(data) == 2:
+    if isinstance(data, ImageFolder):
+        return read_image_folder(data, columns, what)
+    if isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], columns, what)
-    elif hasattr(data, "__getitem__") and not isinstance(data, Tensor | np.ndarray | Mapping):
+    if hasattr(data, "__getitem__") and not isinstance(data, Tensor | np.ndarray | Mapping):
         return _dataset(data, columns, what)
-    elif hasattr(data, "__iter__") and not isinstance(data, Tensor | np.ndarray | Mapping):
+    if hasattr(data, "__iter__") and not isinstance(data, Tensor | np.ndarray | Mapping):
         raise ValueError(
             f"{what}={type(data).__name__} has no length: a private step draws examples by number; "
             "give a Dataset with __len__ and __getitem__, or (inputs, targets)"
         )
-    raise ValueError(
-        f"{what}={repr(str(data)) if isinstance(data, str | Path) else type(data).__name__}: "
-        f"{FORMS}"
-    )
+    raise ValueError(f"{what}={type(data).__name__}: {FORMS}")
 
 
 def _table(table: Table, columns: Columns) -> Rows:
@@ -198,11 +253,11 @@ def _table(table: Table, columns: Columns) -> Rows:
     values_of_targets = (
         array_of(table.targets, f"{what} targets")
         if not wanted
-        else _joined([values[name] for name in wanted], what)
+        else join_targets([values[name] for name in wanted], what)
     )
     published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
     targets, classes = (
-        _numbered(values_of_targets, published, columns, what)
+        number_targets(values_of_targets, published, columns, what)
         if wanted
         else as_targets(values_of_targets, columns, what)
     )
@@ -246,39 +301,6 @@ def _table(table: Table, columns: Columns) -> Rows:
         left_out=shown,
         **how,
     )
-
-
-def _numbered(
-    found: Any, published: tuple[str, ...], columns: Columns, what: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as numbers, and the names of their classes. Numbers of published names become those
-    of the run's own.
-    """
-    if found.dtype.kind == "b":
-        found, published = found.astype(np.int64), ("False", "True")
-    if not published:
-        return as_targets(found, columns, what)
-    known = columns.classes or (published if columns.like is None else columns.like.classes)
-    columns = replace(columns, classes=known)
-    if found.dtype.kind not in "iu":
-        return as_targets(found, columns, what)
-    if not 0 <= int(found.min()) <= int(found.max()) < len(published):
-        row = int(np.flatnonzero((found < 0) | (found >= len(published)))[0])
-        raise ValueError(
-            f"{what} has the class {found[row]} in row {row}, of 0 to {len(published) - 1}"
-        )
-    if known == published:
-        return as_targets(found, columns, what)[0], known
-    return as_targets([published[number] for number in found], columns, what)
-
-
-def _joined(columns: list[np.ndarray], what: str) -> np.ndarray:
-    """One column of targets as it is; several, of numbers, as (N, columns)."""
-    if len(columns) == 1:
-        return columns[0]
-    if any(column.dtype.kind not in "biuf" or column.ndim > 1 for column in columns):
-        raise ValueError(f"{what}: expected numbers in each of several target columns")
-    return np.stack(columns, axis=1)
 
 
 def _inputs(
@@ -378,7 +400,7 @@ def array_of(part: Any, what: str) -> Any:
     if not hasattr(part, "iloc") and type(part).__module__.partition(".")[0] != "pyarrow":
         return part
     table = Table.of_columns(part, what)
-    return _joined([table.values(name) for name in table.columns], what)
+    return join_targets([table.values(name) for name in table.columns], what)
 
 
 def check_same_order(inputs: Any, targets: Any, what: str, called: str = "targets") -> None:

@@ -3,6 +3,7 @@ numbers, no name of a client, and words that make the same run.
 """
 
 import csv
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -88,10 +89,30 @@ def test_files_of_clients_are_not_named(tmp_path):
 
 
 def test_the_call_of_a_script_has_what_was_given(run):
-    assert typed_command(read_run(Path(run.directory))) == (
-        "fedlsg.simulate(..., method='dpsgd', evaluate_clients=True, noise_multiplier=2.0, "
-        "rounds=1, sample_rate=0.2)"
+    read = read_run(Path(run.directory))
+    assert typed_command(read) == (
+        "fedlsg.simulate(..., train='train.csv', targets='state', partition='town', "
+        "method='dpsgd', evaluate_clients=True, noise_multiplier=2.0, rounds=1, sample_rate=0.2)"
     )
+    assert "<h1>own data (train.csv) with dpsgd, seed 0" in run_page(read)
+    start = {name: value for name, value in read.start.items() if name != "arguments"}
+    before = replace(read, start=start)  # control: a run of a version before
+    assert "partition" not in typed_command(before)
+    assert "<h1>own with dpsgd, seed 0" in run_page(before)
+
+
+def test_what_has_no_short_form_is_given_as_dots(tmp_path):
+    """Lists of rows, functions and data sets of clients, whose names are the owner's."""
+    parts = {"Bonn": slice(0, 30), "Jena": slice(30, 60)}
+    made = quick(
+        tmp_path / "run",
+        train={name: (TRAIN[0][rows], TRAIN[1][rows]) for name, rows in parts.items()},
+        transform=lambda rows: rows,
+        num_classes=3,
+    )
+    typed = typed_command(read_run(Path(made.directory)))
+    assert typed.startswith("fedlsg.simulate(..., transform=..., num_classes=3, method='dpsgd'")
+    assert "Bonn" not in (Path(made.directory) / "start.json").read_text()
 
 
 def test_a_typed_command_makes_the_same_settings():

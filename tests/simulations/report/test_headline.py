@@ -11,7 +11,7 @@ import pytest
 from fedlsg.simulations.report.pages.facts import TRUST, epsilon_section, trust_words
 from fedlsg.simulations.report.pages.page import Facts, Section, Text
 from fedlsg.simulations.report.pages.settings_section import settings_section, values_line
-from fedlsg.simulations.report.words import WITHOUT, epsilon_words, run_headline
+from fedlsg.simulations.report.words import WITHOUT, epsilon_words, run_headline, wire_words
 from fedlsg.simulations.storage.results import Result, read_run
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import run_local
@@ -128,3 +128,17 @@ def test_a_secure_sum_shows_the_integers_that_are_sent():
         assert words in values_line(secure.summary)
     plain = groups(settings_section(result(0.8), {"codec": "int8"}))
     assert plain["Messages and records"]["codec"] == "int8"
+
+
+def test_the_ratio_on_the_wire_is_that_of_equal_framing():
+    """235 kB for 9.62 MB are 40.9x of payload, and 28x with 109 kB of framing in both."""
+    sent = {"uplink_bytes": 235_360, "uplink_bytes_wire": 344_320, "uplink_bytes_dense": 9_620_000}
+    assert wire_words(sent, "uplink") == (
+        "; 344.32 kB on the wire, 28.3x smaller than dense updates there"
+    )
+    unframed = wire_words(sent | {"uplink_bytes_wire": 235_360}, "uplink")
+    assert "40.9x smaller" in unframed  # control
+    dense = {name: 9_620_000 for name in sent} | {"uplink_bytes_wire": 9_770_000}
+    assert wire_words(dense, "uplink") == "; 9.77 MB on the wire"
+    assert wire_words({}, "uplink") == ""
+    assert wire_words({"uplink_bytes_wire": 1000}, "uplink") == "; 1.00 kB on the wire"

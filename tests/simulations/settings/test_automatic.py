@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedlsg
 from fedlsg import strategies
@@ -17,12 +18,13 @@ from fedlsg.simulations.planning.earlier_runs.continuity import (
     keep_data_digest,
 )
 from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.server import ready
 from fedlsg.simulations.settings.automatic import LOADED, device_of, rule_line
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.text_sets import DEFAULTS
-from tests.simulations.support.own import build, quick, workload
+from tests.simulations.support.own import CLASSES, WIDTH, build, quick, refused, workload
 from tests.simulations.support.runs import SMALL
 
 NAME = "rule-test"
@@ -115,7 +117,10 @@ def test_each_setting_can_be_given_alone(case):
             {"method": "dpsgd", "uplink_budget": 100},
             "uplink_budget=100 needs method=auto: .* is given .'dpsgd'",
         ),
-        ({"uplink_budget": 10}, "uplink_budget=10: dense updates of this model have 204 bytes"),
+        (
+            {"uplink_budget": 10},
+            "uplink_budget=10: with codec float32 dense updates of this model have 204 bytes",
+        ),
         ({"rank": 2, "topk_rate": 0.5}, "name one with method="),
         ({"sample_rate": "auto"}, "expected a number"),
     ],
@@ -123,6 +128,50 @@ def test_each_setting_can_be_given_alone(case):
 def test_what_does_not_fit_is_refused(given, why):
     with pytest.raises(ValueError, match=why):
         filled(given)
+
+
+WIDE = {"model": lambda: nn.Sequential(nn.Linear(WIDTH, 200), nn.Tanh(), nn.Linear(200, CLASSES))}
+"""2,403 values: 9,612 bytes, of which ``lsg`` at rank 1 sends 3,688."""
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"uplink_budget": 9612}, "dpsgd"),
+        ({"uplink_budget": 9611}, "lsg"),
+        ({"uplink_budget": 4806, "codec": "float16"}, "dpsgd"),
+        ({"uplink_budget": 4805, "codec": "float16"}, "lsg"),
+        ({"uplink_budget": 2500, "codec": "int8"}, "dpsgd"),
+        ({"uplink_budget": 400, "codec": "sign"}, "dpsgd"),
+        ({"uplink_budget": 1200, "codec": "noise-floor"}, "dpsgd"),
+        ({"uplink_budget": 1200, "codec": "noise-floor", "noise_floor_step": 0.01}, None),
+        ({"uplink_budget": 800, "codec": "noise-floor"}, "lsg"),
+        ({"uplink_budget": 9612, "trust": "secure"}, "dpsgd"),
+    ],
+)
+def test_the_budget_is_that_of_values_as_the_codec_sends_them(given, method, tmp_path):
+    """The size that was planned is not passed, and float32 is the control."""
+    nothing = {"method": "auto", "rounds": 2, "noise_multiplier": None, "epsilon": 8.0}
+    if method is None:
+        with refused("with codec noise-floor dense updates", "a codec of fewer bits a value"):
+            quick(tmp_path / "run", **nothing, **WIDE, **given)
+        return
+    run = quick(tmp_path / "run", **nothing, **WIDE, **given)
+    assert run.summary["method"] == method
+    sent = max(row["values_bytes"] for row in run.bytes if row["direction"] == "up")
+    assert sent <= given["uplink_budget"]
+
+
+def test_an_update_that_is_longer_than_planned_is_refused(tmp_path, monkeypatch):
+    """Where the noise is short, a codec that takes its grid from the noise sends more."""
+    given = {"method": "auto", "codec": "noise-floor", "uplink_budget": 1200, **WIDE}
+    with refused("in a round on public rows an update of method dpsgd", "longer than their noise"):
+        quick(tmp_path / "a", **given, noise_multiplier=0.05)
+    quick(tmp_path / "b", **given, noise_multiplier=2.0)  # control
+    rehearsed = list[int]()  # control: the largest batch of public rows is more than was planned
+    monkeypatch.setattr(ready, "check_budget", lambda _, sent: rehearsed.append(sent))
+    quick(tmp_path / "c", **given, noise_multiplier=0.05)
+    assert rehearsed[0] > 1200
 
 
 def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
@@ -194,7 +243,7 @@ def test_a_linear_head_on_features_has_the_rule_and_no_preset(given, expected, h
 def test_a_head_that_passes_the_budget_is_told_how_many_axes_fit(heads):
     given = {"features": "patches", "uplink_budget": 800}
     with pytest.raises(
-        ValueError, match=r"has 1,320 bytes: give feature_axes=19, or method=dpsgd with a codec"
+        ValueError, match=r"has 1,320 bytes with codec float32: give feature_axes=19, or a codec"
     ):
         fill(from_mapping(given), heads)
     options = workloads.Options(

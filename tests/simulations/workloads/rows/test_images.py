@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fedlsg.simulations.workloads.rows import image_folders as rule
 from tests.simulations.support.own import load, refused, workload
@@ -214,3 +215,105 @@ def test_images_of_a_table_or_data_set_are_read_by_the_same_rule(tmp_path):
         assert torch.equal(inputs(data), expected)
     with refused("the image in row 1 of test holds no image"):
         loaded(pd.DataFrame({"image": [encoded[0], None, encoded[1]], "label": [0, 1, 2]}))
+
+
+HOSPITALS, DIGITS = ("north", "south"), ("one", "two")
+
+
+def hospitals(place: Path, first=HOSPITALS, second=DIGITS, metadata=True, more="") -> Path:
+    """FOLDER/first/second/number.png; the metadata have the columns hospital and digit."""
+    rows = [f"file_name,hospital,digit{more and ',label'}"]
+    for one in first:
+        folder(place / one, classes=second)
+        for two in second:
+            hospital, digit = (one, two) if first == HOSPITALS else (two, one)
+            rows += [
+                f"{one}/{two}/{number}.png,{hospital},{digit}{more and f',{more}'}"
+                for number in range(3)
+            ]
+    return table(place, "\n".join(rows)) if metadata else place
+
+
+def test_targets_take_a_column_of_the_metadata(tmp_path):
+    place = hospitals(tmp_path / "a")
+    made = loaded(place, targets="digit", partition="hospital")
+    assert made.data["targets"] == ["digit"]
+    assert made.data["classes"] == list(DIGITS)
+    assert made.train.labels.tolist() == 2 * ([0] * 3 + [1] * 3)
+    assert made.columns["hospital"].tolist() == ["north"] * 6 + ["south"] * 6
+    assert loaded(place).data["classes"] == list(HOSPITALS)  # control: the first folders
+    flat = tmp_path / "flat"  # as the hub has them: the folder says nothing
+    folder(flat, classes=("x",))
+    (flat / "x" / "0.png").rename(flat / "loose.png")
+    table(flat, "file_name,age\nloose.png,0.5\nx/1.png,1.5\nx/2.png,2.5")
+    assert loaded(flat, targets="age", loss=nn.MSELoss()).train.labels.tolist() == [1.5, 2.5, 0.5]
+    with refused("loose.png is in no folder of a class", "metadata.csv with targets="):
+        loaded(flat)
+
+
+def test_targets_that_the_metadata_have_not_are_refused(tmp_path):
+    place = hospitals(tmp_path / "a")
+    with refused(
+        "has no column 'digits' for targets=; did you mean 'digit'?", "known are hospital"
+    ):
+        loaded(place, targets="digits")
+    with refused("for targets=; the folder has no metadata.csv"):
+        loaded(hospitals(tmp_path / "b", metadata=False), targets="digit")
+    with refused("inputs='digit' names columns, and train is a folder of images"):
+        loaded(place, inputs="digit")
+    assert loaded(place, targets="label").data["classes"] == list(HOSPITALS)
+
+
+def test_metadata_with_other_labels_than_the_folders_are_refused(tmp_path):
+    other = hospitals(tmp_path / "a", more="one")
+    with refused("says label 'one' of north/one/0.png", "targets='label' takes the column"):
+        loaded(other)
+    assert loaded(other, targets="label").data["classes"] == ["one"]
+    rows = ["file_name,label", *(f"{name},{name[:3]}" for name in NAMES)]
+    equal = table(folder(tmp_path / "b"), "\n".join(rows))
+    assert loaded(equal).data["classes"] == ["cat", "dog"]  # control
+
+
+def test_folders_of_something_else_are_named_with_the_fix(tmp_path):
+    by_class = hospitals(tmp_path / "test", DIGITS, HOSPITALS)
+    first = "the first folder of an image is its class, and 'north' is none of test"
+    with refused(first, "targets='digit' takes the classes"):
+        loaded(hospitals(tmp_path / "a"), by_class)
+    bare = hospitals(tmp_path / "b", metadata=False)
+    with refused(first, "the class is the second folder", "as one/north/0.png", "(partition=)"):
+        loaded(bare, by_class)
+    declared = [*DIGITS, *HOSPITALS]  # what the message before led to
+    with refused("no folder of the class 'one', which classes= has", "the class is the second"):
+        loaded(bare, by_class, classes=declared)
+    with refused("no folder of the class 'one'", "targets='digit' takes"):
+        loaded(tmp_path / "a", by_class, classes=declared)
+    with refused("'owl' is none of test", "declare all with classes="):  # no fix by order
+        loaded(folder(tmp_path / "c", classes=("one", "owl")), by_class)
+    assert loaded(tmp_path / "a", by_class, targets="digit").num_classes == 2
+
+
+def test_holdout_takes_images_of_a_folder(tmp_path):
+    place = hospitals(tmp_path / "a", DIGITS, HOSPITALS)
+    (place / "one" / "notes.txt").write_text("seen twice")
+    made = load(workload(train=place, test=None, partition="hospital"), holdout=0.25)
+    assert (len(made.train), len(made.test), made.test_name) == (9, 3, "holdout")
+    whole = loaded(place)
+    for split, columns in ((made.train, made.columns), (made.test, made.test_columns)):
+        images = split.batch(torch.arange(len(split)))[0]
+        assert len(columns["hospital"]) == len(split)
+        for image, label, hospital in zip(images, split.labels, columns["hospital"], strict=True):
+            same = (whole.train.batch(torch.arange(12))[0] == image).flatten(1).all(1)
+            rows = same & (whole.train.labels == label)
+            assert hospital in whole.columns["hospital"][rows.numpy()]
+    assert len(whole.train) == 12  # control
+    with refused("there is no such file or folder"):
+        load(workload(train=tmp_path / "none", test=None), holdout=0.25)
+
+
+def test_persons_of_metadata_are_texts(tmp_path):
+    """As in tables: 007 and 7 are two persons."""
+    patients = ["07", "7", "7", "8", "8", "9"]
+    rows = [f"{name},{patient}" for name, patient in zip(NAMES, patients, strict=True)]
+    rows = ["file_name,patient", *rows]
+    made = loaded(table(folder(tmp_path / "a"), "\n".join(rows)), unit="patient")
+    assert made.columns["patient"].tolist() == patients

@@ -245,7 +245,7 @@ def test_training_rows_say_nothing_of_the_classes(monkeypatch):
     assert loaded(TEXTS[TEXTS.label != "owl"], TEXTS).num_classes == 3
     real = form.as_targets  # negative control: classes of the training rows
     monkeypatch.setattr(
-        "fedlsg.simulations.workloads.rows.read.as_targets",
+        "fedlsg.simulations.workloads.rows.columns.as_targets",
         lambda found, columns, what: real(found, form.replace(columns, like=None), what),
     )
     with refused("train has the classes ('cat', 'dog'), test has ('cat', 'dog', 'owl')"):
