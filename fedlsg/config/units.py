@@ -39,6 +39,11 @@ def of_whole(name: str) -> tuple[Rule, ...]:
             of=of,
         ),
         needs(
+            "not epochs",
+            "it counts passes over the data, whose number of rows is secret: give rounds",
+            of=of,
+        ),
+        needs(
             "not prunes_by_data",
             "saliencies are of single examples: take unit=example, or no pruning",
             of=of,

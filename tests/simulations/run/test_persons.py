@@ -124,7 +124,7 @@ def test_a_person_at_two_clients_is_refused():
     halves = np.arange(ROWS) // 30
     plan = plan_of(train=table(hospital=halves), partition="hospital", clients=None)
     assert list(plan.clients.sizes) == [6, 6]
-    with pytest.raises(ValueError, match="two clients"):
+    with pytest.raises(ValueError, match="of one person and of two classes: take partition=iid"):
         plan_of(partition="dirichlet")
 
 
