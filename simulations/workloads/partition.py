@@ -1,8 +1,8 @@
 """Clients that data bring: one for each value of a column, or the data's own; and persons, who are
 never split over clients. ``client_forms`` makes the same of what users give.
 
-How many rows a person has is secret where the unit is a person. So persons are numbered, counted
-and dealt by what their column says: another row of one person moves no other one, and nothing
+How many rows a person has is secret where the unit is a person. So persons are counted and dealt
+by what their column says: another row of one person moves no other one, and nothing
 here that is public follows from it.
 """
 
@@ -187,8 +187,7 @@ def _check_complete(values: np.ndarray, name: str) -> None:
 
 
 def persons_of(workload: LoadedWorkload, unit: str) -> Person:
-    """The number of each training row's person, from 0 on in the order of what the column says;
-    those whose rows say nothing come last, in the order of their rows.
+    """The number of each training row's person, from 0 on in the order of their first rows.
 
     Raises ValueError where no column of the data has the unit's name, or its values do not say
     whose a row is.
@@ -202,13 +201,17 @@ def persons_of(workload: LoadedWorkload, unit: str) -> Person:
             f"fedlsg.Workload(unit=...)); {workload.name} has "
             f"{', '.join(columns) or 'no such columns'}{near}"
         )
-    values = workload.columns[unit]
-    person = numbers_of(values, f"unit={unit}")
+    return numbers_of(workload.columns[unit], f"unit={unit}")
+
+
+def in_order(person: Person, values: Shaped[np.ndarray, " rows"]) -> Int64[Tensor, " persons"]:
+    """The numbers of persons in the order of their values, whatever rows they have; those whose
+    rows say nothing come last.
+    """
     says = values[first_rows(person)].tolist()
     named = [number for number, value in enumerate(says) if not is_missing(value)]
     missing = [number for number, value in enumerate(says) if is_missing(value)]
-    order = torch.tensor([*sorted(named, key=says.__getitem__), *missing])
-    return order.argsort()[person]
+    return torch.tensor([*sorted(named, key=says.__getitem__), *missing])
 
 
 def first_rows(person: Person) -> Int64[Tensor, " persons"]:
@@ -244,13 +247,15 @@ def labels_of_units(
 def deal_persons(
     labels: Shaped[Tensor, "n *target"],
     person: Person,
+    values: Shaped[np.ndarray, " n"],
     *,
     num_clients: int,
     scheme: str,
     seed: int,
     **settings: Any,
 ) -> Parts:
-    """Whole persons, dealt by a scheme, each as one example. ``labels``: of the rows.
+    """Whole persons, dealt by a scheme, each as one example. ``labels``, ``values``: of the rows;
+    the latter say whose each one is.
 
     Raises ValueError for more clients than persons, and as ``labels_of_units``.
     """
@@ -261,8 +266,11 @@ def deal_persons(
             f"clients={num_clients}: give clients={len(classes)} or fewer, for a person is at one "
             "client"
         )
-    dealt = partition(classes, num_clients=num_clients, scheme=scheme, seed=seed, **settings)
-    return Parts(dealt.owner[person.numpy()], num_clients)
+    order = in_order(person, values)
+    dealt = partition(classes[order], num_clients=num_clients, scheme=scheme, seed=seed, **settings)
+    client = np.empty(len(classes), dtype=np.int64)
+    client[order] = dealt.owner
+    return Parts(client[person.numpy()], num_clients)
 
 
 def check_together(person: Int64[Tensor, " n"], parts: Sequence[Tensor], unit: str) -> None:

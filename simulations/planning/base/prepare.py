@@ -198,7 +198,9 @@ def _make_parts(
         **scheme.settings_of(s),
     }
     labels = workload.train.labels
-    return partition(labels, **dealt) if person is None else deal_persons(labels, person, **dealt)
+    if person is None:
+        return partition(labels, **dealt)
+    return deal_persons(labels, person, workload.columns[unit.name], **dealt)
 
 
 def _units_in(parts: Sequence[Tensor], person: Int64[Tensor, " rows"] | None) -> int:

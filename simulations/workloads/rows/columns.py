@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedlsg.config.choices import did_you_mean
-from fedlsg.simulations.workloads.rows import Columns
+from fedlsg.simulations.workloads.rows import Columns, as_targets
 from fedlsg.simulations.workloads.rows.table_files import (
     DELIMITERS,
     metadata_of,
@@ -294,6 +295,39 @@ def check_finite(values: np.ndarray, names: Sequence[str], what: str) -> None:
             f"{values[row, place]} in row {row} ({int(bad.reshape(len(bad), -1).any(1).sum())} "
             "such rows): fill them, or leave the rows out; transform= may fill them in"
         )
+
+
+def number_targets(
+    found: Any, published: tuple[str, ...], columns: Columns, what: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets as numbers, and the names of their classes. Numbers of published names become those
+    of the run's own.
+    """
+    if found.dtype.kind == "b":
+        found, published = found.astype(np.int64), ("False", "True")
+    if not published:
+        return as_targets(found, columns, what)
+    known = columns.classes or (published if columns.like is None else columns.like.classes)
+    columns = replace(columns, classes=known)
+    if found.dtype.kind not in "iu":
+        return as_targets(found, columns, what)
+    if not 0 <= int(found.min()) <= int(found.max()) < len(published):
+        row = int(np.flatnonzero((found < 0) | (found >= len(published)))[0])
+        raise ValueError(
+            f"{what} has the class {found[row]} in row {row}, of 0 to {len(published) - 1}"
+        )
+    if known == published:
+        return as_targets(found, columns, what)[0], known
+    return as_targets([published[number] for number in found], columns, what)
+
+
+def join_targets(columns: list[np.ndarray], what: str) -> np.ndarray:
+    """One column of targets as it is; several, of numbers, as (N, columns)."""
+    if len(columns) == 1:
+        return columns[0]
+    if any(column.dtype.kind not in "biuf" or column.ndim > 1 for column in columns):
+        raise ValueError(f"{what}: expected numbers in each of several target columns")
+    return np.stack(columns, axis=1)
 
 
 def text_of(values: np.ndarray) -> np.ndarray:

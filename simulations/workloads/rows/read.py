@@ -29,6 +29,8 @@ from fedlsg.simulations.workloads.rows.columns import (
     check_finite,
     find_inputs,
     is_table,
+    join_targets,
+    number_targets,
     text_of,
 )
 from fedlsg.simulations.workloads.rows.image_folders import read_image_folder, stack
@@ -198,11 +200,11 @@ def _table(table: Table, columns: Columns) -> Rows:
     values_of_targets = (
         array_of(table.targets, f"{what} targets")
         if not wanted
-        else _joined([values[name] for name in wanted], what)
+        else join_targets([values[name] for name in wanted], what)
     )
     published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
     targets, classes = (
-        _numbered(values_of_targets, published, columns, what)
+        number_targets(values_of_targets, published, columns, what)
         if wanted
         else as_targets(values_of_targets, columns, what)
     )
@@ -246,39 +248,6 @@ def _table(table: Table, columns: Columns) -> Rows:
         left_out=shown,
         **how,
     )
-
-
-def _numbered(
-    found: Any, published: tuple[str, ...], columns: Columns, what: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as numbers, and the names of their classes. Numbers of published names become those
-    of the run's own.
-    """
-    if found.dtype.kind == "b":
-        found, published = found.astype(np.int64), ("False", "True")
-    if not published:
-        return as_targets(found, columns, what)
-    known = columns.classes or (published if columns.like is None else columns.like.classes)
-    columns = replace(columns, classes=known)
-    if found.dtype.kind not in "iu":
-        return as_targets(found, columns, what)
-    if not 0 <= int(found.min()) <= int(found.max()) < len(published):
-        row = int(np.flatnonzero((found < 0) | (found >= len(published)))[0])
-        raise ValueError(
-            f"{what} has the class {found[row]} in row {row}, of 0 to {len(published) - 1}"
-        )
-    if known == published:
-        return as_targets(found, columns, what)[0], known
-    return as_targets([published[number] for number in found], columns, what)
-
-
-def _joined(columns: list[np.ndarray], what: str) -> np.ndarray:
-    """One column of targets as it is; several, of numbers, as (N, columns)."""
-    if len(columns) == 1:
-        return columns[0]
-    if any(column.dtype.kind not in "biuf" or column.ndim > 1 for column in columns):
-        raise ValueError(f"{what}: expected numbers in each of several target columns")
-    return np.stack(columns, axis=1)
 
 
 def _inputs(
@@ -378,7 +347,7 @@ def array_of(part: Any, what: str) -> Any:
     if not hasattr(part, "iloc") and type(part).__module__.partition(".")[0] != "pyarrow":
         return part
     table = Table.of_columns(part, what)
-    return _joined([table.values(name) for name in table.columns], what)
+    return join_targets([table.values(name) for name in table.columns], what)
 
 
 def check_same_order(inputs: Any, targets: Any, what: str, called: str = "targets") -> None:
