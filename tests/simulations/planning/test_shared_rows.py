@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.faults.shared_rows import equal_rows
+from fedlsg.simulations.planning import plan as planning
+from fedlsg.simulations.planning.faults.shared_rows import Shared, equal_rows
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads.base.split import Split
@@ -172,3 +173,40 @@ def test_equal_hashes_of_other_rows_are_not_counted(monkeypatch):
     one, other = (of_form(torch.tensor([[1, value]]), lambda x: x.numpy()) for value in (2, 3))
     assert equal_rows(one, other) == (0, 0.0)
     assert equal_rows(one, one) == (1, 0.0)
+
+
+AT_SERVER = {"unit": "client", "trust": "server", "sample_rate": None, "batch_size": 5}
+BETWEEN = {"clients": 8, "delta": 1e-3, "reproducible": False}
+
+
+def said_of(folder, shared, **settings):
+    """Texts of files that others may see, of a run where so many of 80 training rows are test
+    rows.
+    """
+    x, y = (torch.cat([part[:shared], part[40 : 120 - shared]]) for part in (X, Y))
+    quick(folder, train=(x, y), test=(X[:40], Y[:40]), **{**BETWEEN, **settings})
+    return {name: (folder / name).read_text() for name in ("start.json", "report.html")}
+
+
+def test_no_file_has_the_number_of_shared_rows(tmp_path, with_pages):
+    """A row more: the page says the same; at client level it says nothing at all."""
+    for trust in ({}, AT_SERVER):
+        few, more = (said_of(tmp_path / f"{trust == {}} {n}", n, **trust) for n in (11, 12))
+        for name in few:
+            assert "of 40 test rows" not in few[name] + more[name]
+            there = "test rows are also training rows" in few[name]
+            assert there == ("test rows are also training rows" in more[name]) == (trust == {})
+
+
+def test_a_note_with_the_number_is_seen(tmp_path, with_pages, monkeypatch):
+    """Negative control: the note of before."""
+
+    def before(base):
+        shared, _ = equal_rows(base.workload.train, base.workload.test)
+        return Shared(notes=(f"{shared} of 40 test rows are also training rows",))
+
+    monkeypatch.setattr(planning, "shared_notes", before)
+    few, more = (said_of(tmp_path / str(n), n, **AT_SERVER) for n in (11, 12))
+    for name in few:
+        assert "11 of 40 test rows" in few[name]
+        assert "12 of 40 test rows" in more[name]
