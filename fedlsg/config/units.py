@@ -39,6 +39,16 @@ def of_whole(name: str) -> tuple[Rule, ...]:
             of=of,
         ),
         needs(
+            "not epochs",
+            "it counts passes over the data, whose number of rows is secret: give rounds",
+            of=of,
+        ),
+        needs(
+            "not weighting",
+            "a client's factor follows from its size, which is secret: leave weighting out",
+            of=of,
+        ),
+        needs(
             "not prunes_by_data",
             "saliencies are of single examples: take unit=example, or no pruning",
             of=of,

@@ -4,7 +4,6 @@ Both check its terms, because each message has its own run config. Every refusal
 anything is spent.
 """
 
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,7 +42,7 @@ from fedlsg.simulations.planning.base.memory import with_microbatch
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.training_rows import OwnData, OwnPart
-from fedlsg.simulations.planning.earlier_runs.data_digest import DIGEST_BYTES, data_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.faults.row_faults import check_rows, check_split
 from fedlsg.simulations.settings.any_run import Resolved
@@ -249,12 +248,7 @@ class NodeProcess:
         computed once: they stay in memory as they were read.
         """
         if key not in self._digests:
-            base = self.process.base
-            found = data_digest(base.workload.train, key=key)
-            if base.person is not None:
-                known = found.encode() + base.person.numpy().tobytes()
-                found = hashlib.blake2b(known, digest_size=DIGEST_BYTES, key=key).hexdigest()
-            self._digests[key] = found
+            self._digests[key] = digest_of_rows(self.process.base, key=key)
         return self._digests[key]
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.engines.cluster import gets_place, processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
-from fedlsg.simulations.planning.base.clients import poisson_rate
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import OF_RAY, RUN
 from fedlsg.simulations.workloads import to_device
@@ -71,12 +70,13 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
 
 
 def seconds_of(plan: Plan) -> float:
-    """Seconds that all clients of the run take, one after the other, on a usual processor: from
-    public numbers.
+    """Seconds that all clients of the run take, one after the other, on a usual processor.
+
+    The engine is in files that everybody may see. So it follows from public numbers: the batch is
+    the one that the server divides by, never that of a client whose size is secret.
     """
     s, local = plan.settings, plan.local
-    size = sum(plan.clients.sizes) / len(plan.clients.sizes)
-    rows = poisson_rate(s, local, round(size)) * size * s.multiplicity
+    rows = local.expected_batch * s.multiplicity
     step = STEP + rows * 6 * multiplications(plan) / (SPEED * s.threads)
     return plan.schedule.rounds * s.clients_per_round * (CLIENT + local.steps * step)
 

@@ -125,7 +125,7 @@ class Worker:
         from fedlsg.simulations.client.client_app import simulated_settings
         from fedlsg.simulations.client.process_state import HISTORY, process, serving
         from fedlsg.simulations.planning.base.prepare import prepare
-        from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
+        from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
 
         HISTORY.forget()
         self._sent_data.close()
@@ -144,7 +144,7 @@ class Worker:
                 f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in "
                 "Ray's environment), or let the driver send them: data_from=driver"
             ) from None
-        if job.rows and data_digest(base.workload.train) != job.rows:
+        if job.rows and digest_of_rows(base) != job.rows:
             raise RuntimeError(
                 f"{gethostname()} has other training rows than the driver: copy the driver's data "
                 "there"

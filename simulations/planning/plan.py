@@ -32,7 +32,9 @@ class Plan(Base):
     """A base with the terms of every client: its Poisson rate and its calibrated noise
     multiplier.
 
-    ``notes``: what the owner should know before the first charge, a sentence each.
+    ``notes``: what the owner should know before the first charge, a sentence each. They are on the
+        run's page, for everybody.
+    ``for_owner``: the same, of private rows: for the terminal, in no file.
     ``began``: when the command or call began that the user waits for, on the clock of
         ``time.monotonic``.
     ``given``: the settings that its user gave, as ``words_given`` has them.
@@ -40,6 +42,7 @@ class Plan(Base):
 
     terms: Sequence[ClientTerms]
     notes: tuple[str, ...] = ()
+    for_owner: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
@@ -75,7 +78,7 @@ def make_plan(
     if is_own_workload:
         progress("checking the rows")
         check_rows(base)
-    notes = shared_notes(base)
+    shared = shared_notes(base)
     progress(f"calibrating the noise of {len(base.clients.sizes):,} clients")
     terms = client_terms(base, noise=noise)
     if is_own_workload and declared is None:
@@ -91,7 +94,8 @@ def make_plan(
         if base.unit.at_server:
             adaptive_clip(base.settings, largest)
         base = replace(base, settings=resolved, method=replace(base.method, mechanism=mechanism))
-    return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms, notes=notes)
+    parts = {f.name: getattr(base, f.name) for f in fields(Base)}
+    return Plan(**parts, terms=terms, **shared._asdict())
 
 
 def planned_epsilon(plan: Plan) -> float:

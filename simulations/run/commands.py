@@ -450,7 +450,7 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
             print_line(line, console)
-    for line in (*advice(plan), *plan.notes, alike_line(plan.clients.names)):
+    for line in (*advice(plan), *plan.for_owner, *plan.notes, alike_line(plan.clients.names)):
         if line:
             print_line(line, console, "yellow")
     public = plan.initial.server().public  # of the initial model, pruned where that reads no data

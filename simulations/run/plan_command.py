@@ -317,7 +317,7 @@ def plan_command(
         endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
         return print_whole(json.dumps(endless, indent=2, allow_nan=False), console)
     console.print(facts_shown(_words(facts)))
-    for line in (NOTE, *plan.notes, alike_line(plan.clients.names)):
+    for line in (NOTE, *plan.for_owner, *plan.notes, alike_line(plan.clients.names)):
         if line:
             print_note(line, console)
 

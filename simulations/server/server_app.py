@@ -344,7 +344,7 @@ def run_on(
         refuse_lost_checkpoint(run)
     else:
         begin(plan, run, named=deployment is not None)
-    for line in plan.notes:
+    for line in (*plan.for_owner, *plan.notes):
         log(WARNING, "%s", line)
     with _interruptible(run, deployed=deployment is not None):
         summary = serve(

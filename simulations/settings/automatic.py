@@ -26,6 +26,7 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.carriers import find_classifier, layer_table, prepare_model
+from fedlsg.config.units import unit_named
 from fedlsg.gradients import check_initialized
 from fedlsg.method import Method
 from fedlsg.payload import Dither, codec_settings, find_codec
@@ -36,6 +37,7 @@ from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, RATE, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.initial_model import build_model
+from fedlsg.simulations.workloads.partition import persons_of
 from fedlsg.tensors import spaced
 from fedlsg.training.auto import (
     EPOCHS,
@@ -403,20 +405,33 @@ def _schedule(
     *,
     rated: bool,
 ) -> dict[str, Any]:
-    """Rounds, and the sample rate where none is given."""
+    """Rounds, and the sample rate where none is given.
+
+    How much data a client has is secret where the unit is one: there a round is an epoch, as
+    everywhere at client level.
+    """
     local_steps = int(values.get("local_steps", 1))
+    if unit_named(settings.unit).whole:
+        return {"rounds": auto_rounds(passes, 1.0)}
     if not rated:
         rounds, chosen = auto_schedule(passes, local_steps=local_steps)
         return {"rounds": rounds, "sample_rate": float(f"{chosen:.4g}")}
     rate: float | None = values.get("sample_rate")
     if rate is None or settings.batch_size is not None:
-        if not len(workload.train):
-            raise ValueError(
-                "rounds=auto needs the number of training rows, which only clients know here: give "
-                "rounds"
-            )
-        rate = min(1.0, values["batch_size"] * values["clients"] / len(workload.train))
+        rate = min(1.0, values["batch_size"] * values["clients"] / _units(settings, workload))
     return {"rounds": auto_rounds(passes, float(rate), local_steps=local_steps)}
+
+
+def _units(settings: Settings, workload: LoadedWorkload) -> int:
+    """Examples of all clients; persons where the unit is one, whose numbers of rows are secret."""
+    if not len(workload.train):
+        raise ValueError(
+            "rounds=auto needs the number of training rows, which only clients know here: give "
+            "rounds"
+        )
+    if not unit_named(settings.unit).persons:
+        return len(workload.train)
+    return int(persons_of(workload, settings.unit).max()) + 1
 
 
 def _regression(workload: LoadedWorkload) -> bool:

@@ -394,6 +394,7 @@ AT_SERVER = Released(
     files=frozenset(
         {
             "config.toml",
+            "start.json",
             "rounds.csv",
             "summary.json",
             "report.html",

@@ -1,5 +1,9 @@
 """Clients that data bring: one for each value of a column, or the data's own; and persons, who are
 never split over clients. ``client_forms`` makes the same of what users give.
+
+How many rows a person has is secret where the unit is a person. So persons are counted and dealt
+by what their column says: another row of one person moves no other one, and nothing
+here that is public follows from it.
 """
 
 import heapq
@@ -11,10 +15,15 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from fedlsg.config.choices import choose
+from fedlsg.config.choices import choose, did_you_mean
 from fedlsg.config.partitions import SCHEMES
+from fedlsg.config.units import EXAMPLE, UNITS, Unit
 from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
 from fedlsg.simulations.workloads.base.parts import Parts, distinct_names, partition
+from fedlsg.training.persons import is_missing, numbers_of
+
+Person = Int64[Tensor, " rows"]
+"""The number of each row's person."""
 
 
 def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
@@ -62,14 +71,23 @@ def parts_of_owners(values: np.ndarray, name: str) -> Parts:
     return Parts(owner, len(known), distinct_names(known.tolist(), name))
 
 
-def client_parts(workload: LoadedWorkload, name: str, clients: int) -> Parts:
+def client_parts(
+    workload: LoadedWorkload,
+    name: str,
+    clients: int,
+    *,
+    unit: Unit = EXAMPLE,
+    person: Person | None = None,
+) -> Parts:
     """The natural partition with so many clients: one for each value, or whole values dealt to
     fewer.
 
-    Values are dealt by their rows, the largest first, equal ones in their order: each to the client
-    with the fewest rows so far, then the fewest values, then the lowest number. Clients that are
-    several values have no names. Raises ValueError as ``natural_parts``, and for another number of
-    clients.
+    Values are dealt by what they count, the largest first, equal ones in their order: each to the
+    client with the least so far, then the fewest values, then the lowest number. A value counts its
+    rows; its persons where the unit is one; and 1 where it is a client, whose number of rows
+    decides nothing. Clients that are several values have no names.
+    Raises ValueError as ``natural_parts``, for another number of clients, and, where values are
+    dealt, for a person with rows of two of them.
     """
     values = natural_parts(workload, name)
     if clients == len(values):
@@ -78,51 +96,66 @@ def client_parts(workload: LoadedWorkload, name: str, clients: int) -> Parts:
         raise ValueError(
             f"partition={name} has {len(values)} clients, and clients={clients}: leave clients out"
         )
-    return Parts(_client_of(values, clients, name)[values.owner], clients)
-
-
-def parts_by_value(
-    workload: LoadedWorkload, column: str, clients: int, among: Shaped[np.ndarray, " n"]
-) -> Parts:
-    """Rows of a test split for the clients of ``client_parts``: ``among`` are their values of the
-    column. Rows of a value that no client has are nobody's.
-    """
-    values = natural_parts(workload, column)
-    client_of = dict(
-        zip(values.names or (), _client_of(values, clients, column).tolist(), strict=True)
-    )
-    owner = np.array([client_of.get(str(value), -1) for value in among.tolist()])
-    return Parts(owner, clients)
-
-
-def dealing(workload: LoadedWorkload, name: str, parts: Parts) -> str:
-    """How values were dealt to clients, in words; empty where each client is one value."""
-    values = natural_parts(workload, name)
-    if len(values) == len(parts):
-        return ""
-    each = np.bincount(_client_of(values, len(parts), name))
-    return (
-        f"partition={name}: {len(values):,} values, each whole with one of {len(parts)} clients "
-        f"(the largest value first, to the client with the fewest rows so far): {_span(each)} "
-        f"values and {_span(parts.sizes)} rows a client"
-    )
-
-
-def _client_of(values: Parts, clients: int, name: str) -> Int64[np.ndarray, " values"]:
-    """The client of each value. Raises ValueError for more clients than values."""
     if not 1 <= clients <= len(values):
         raise ValueError(
             f"partition={name} has {len(values)} values, and clients={clients}: leave clients out, "
             f"or give 1 to {len(values)}, to which whole values are dealt"
         )
-    if clients == len(values):
-        return np.arange(clients)
-    client = np.empty(len(values), dtype=np.int64)
-    heap = [(0, 0, number) for number in range(clients)]  # rows, values, client
-    for value in np.argsort(-np.array(values.sizes), kind="stable").tolist():
-        rows, count, number = heap[0]
+    counts = values.sizes
+    if person is not None:
+        check_together(person, values, unit.name)
+        counts = np.bincount(values.owner[first_rows(person)], minlength=len(values)).tolist()
+    elif unit.whole:
+        counts = [1] * len(values)
+    return Parts(_deal(counts, clients)[values.owner], clients)
+
+
+def parts_by_value(
+    workload: LoadedWorkload, column: str, parts: Sequence[Tensor], among: Shaped[np.ndarray, " n"]
+) -> Parts:
+    """Rows of a test split for the clients of ``client_parts``: ``among`` are their values of the
+    column. Rows of a value that no client has are nobody's.
+    """
+    values = natural_parts(workload, column)
+    client_of = dict(zip(values.names or (), _client_of(values, parts).tolist(), strict=True))
+    owner = np.array([client_of.get(str(value), -1) for value in among.tolist()])
+    return Parts(owner, len(parts))
+
+
+def dealing(workload: LoadedWorkload, name: str, parts: Parts, unit: Unit) -> str:
+    """How values were dealt to clients, in words; empty where each client is one value."""
+    values = natural_parts(workload, name)
+    if len(values) == len(parts):
+        return ""
+    each = np.bincount(_client_of(values, parts))
+    counted = unit.counted if unit.persons else "rows"
+    how = (
+        "in turn"
+        if unit.whole
+        else f"the largest value first, to the client with the fewest {counted} so far"
+    )
+    return (
+        f"partition={name}: {len(values):,} values, each whole with one of {len(parts)} clients "
+        f"({how}): {_span(each)} values and {_span(parts.sizes)} rows a client"
+    )
+
+
+def _client_of(values: Parts, parts: Sequence[Tensor]) -> Int64[np.ndarray, " values"]:
+    """The client of each value, whose rows are all at one."""
+    owner, client = values.owner, np.empty(len(values), dtype=np.int64)
+    for number, rows in enumerate(parts):
+        client[owner[rows.numpy()]] = number
+    return client
+
+
+def _deal(counts: Sequence[int], clients: int) -> Int64[np.ndarray, " values"]:
+    """The client of each value that counts so much."""
+    client = np.empty(len(counts), dtype=np.int64)
+    heap = [(0, 0, number) for number in range(clients)]  # what was dealt, values, client
+    for value in np.argsort(-np.array(counts), kind="stable").tolist():
+        dealt, number_of_values, number = heap[0]
         client[value] = number
-        heapq.heapreplace(heap, (rows + values.sizes[value], count + 1, number))
+        heapq.heapreplace(heap, (dealt + counts[value], number_of_values + 1, number))
     return client
 
 
@@ -153,25 +186,91 @@ def _check_complete(values: np.ndarray, name: str) -> None:
             )
 
 
-def deal_persons(
-    person: Int64[Tensor, " n"], *, num_clients: int, scheme: str, seed: int, **settings: Any
-) -> Parts:
-    """Whole persons, dealt by a scheme that reads no classes. ``person``: the number of each row's
-    person. Raises ValueError for more clients than persons.
+def persons_of(workload: LoadedWorkload, unit: str) -> Person:
+    """The number of each training row's person, from 0 on in the order of their first rows.
+
+    Raises ValueError where no column of the data has the unit's name, or its values do not say
+    whose a row is.
     """
-    count = int(person.max()) + 1
-    if num_clients > count:
+    if unit not in workload.columns:
+        columns = {name: None for name in workload.columns}
+        near = did_you_mean(unit, [*UNITS, *columns])
         raise ValueError(
-            f"expected clients in 1..{count}, the number of persons, got clients={num_clients}: "
-            f"give clients={count} or fewer, for a person is at one client"
+            f"unit={unit}: expected {', '.join(UNITS)}, or the column of the training data "
+            f"that says whose each row is, which must be no input of the model (name it in "
+            f"fedlsg.Workload(unit=...)); {workload.name} has "
+            f"{', '.join(columns) or 'no such columns'}{near}"
         )
-    dealt = partition(
-        torch.zeros(count), num_clients=num_clients, scheme=scheme, seed=seed, **settings
-    )
-    client = np.repeat(np.arange(num_clients), dealt.sizes)
-    of_person = np.empty(count, dtype=np.int64)
-    of_person[torch.cat(dealt[:]).numpy()] = client
-    return Parts(of_person[person.numpy()], num_clients)
+    return numbers_of(workload.columns[unit], f"unit={unit}")
+
+
+def in_order(person: Person, values: Shaped[np.ndarray, " rows"]) -> Int64[Tensor, " persons"]:
+    """The numbers of persons in the order of their values, whatever rows they have; those whose
+    rows say nothing come last.
+    """
+    says = values[first_rows(person)].tolist()
+    named = [number for number, value in enumerate(says) if not is_missing(value)]
+    missing = [number for number, value in enumerate(says) if is_missing(value)]
+    return torch.tensor([*sorted(named, key=says.__getitem__), *missing])
+
+
+def first_rows(person: Person) -> Int64[Tensor, " persons"]:
+    """A row of each person: the first one."""
+    rows = torch.arange(len(person))
+    count = int(person.max()) + 1
+    return torch.full((count,), len(rows)).scatter_reduce(0, person, rows, "amin")
+
+
+def labels_of_units(
+    labels: Shaped[Tensor, "n *target"], person: Person | None, scheme: str
+) -> Shaped[Tensor, "m *target"]:
+    """What a scheme deals: the labels of rows, or the class of each person.
+
+    Raises ValueError, naming two rows, for a person of two classes where the scheme reads them.
+    """
+    if person is None:
+        return labels
+    first = first_rows(person)
+    if not SCHEMES[scheme].reads_classes:
+        return torch.zeros(len(first), dtype=torch.int64)
+    other = (labels != labels[first[person]]).nonzero()
+    if len(other):
+        row = int(other[0, 0])
+        raise ValueError(
+            f"partition={scheme} deals whole persons by their class, and rows "
+            f"{int(first[person[row]])} and {row} are of one person and of two classes: take "
+            "partition=iid, or a column that says which client a person is at"
+        )
+    return labels[first]
+
+
+def deal_persons(
+    labels: Shaped[Tensor, "n *target"],
+    person: Person,
+    values: Shaped[np.ndarray, " n"],
+    *,
+    num_clients: int,
+    scheme: str,
+    seed: int,
+    **settings: Any,
+) -> Parts:
+    """Whole persons, dealt by a scheme, each as one example. ``labels``, ``values``: of the rows;
+    the latter say whose each one is.
+
+    Raises ValueError for more clients than persons, and as ``labels_of_units``.
+    """
+    classes = labels_of_units(labels, person, scheme)
+    if num_clients > len(classes):
+        raise ValueError(
+            f"expected clients in 1..{len(classes)}, the number of persons, got "
+            f"clients={num_clients}: give clients={len(classes)} or fewer, for a person is at one "
+            "client"
+        )
+    order = in_order(person, values)
+    dealt = partition(classes[order], num_clients=num_clients, scheme=scheme, seed=seed, **settings)
+    client = np.empty(len(classes), dtype=np.int64)
+    client[order] = dealt.owner
+    return Parts(client[person.numpy()], num_clients)
 
 
 def check_together(person: Int64[Tensor, " n"], parts: Sequence[Tensor], unit: str) -> None:

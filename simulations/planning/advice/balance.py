@@ -101,4 +101,4 @@ def dealt(base: Base) -> str:
     column = base.settings.partition
     if column in SCHEMES or not isinstance(base.parts, Parts):
         return ""
-    return dealing(base.workload, column, base.parts)
+    return dealing(base.workload, column, base.parts, base.unit)

@@ -12,10 +12,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg import strategies
-from fedlsg.config.choices import did_you_mean
 from fedlsg.config.isolation import CHECKED
 from fedlsg.config.partitions import SCHEMES
-from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.privacy.sampling import batches_of_epoch
@@ -40,8 +39,8 @@ from fedlsg.simulations.workloads.partition import (
     check_together,
     client_parts,
     deal_persons,
+    persons_of,
 )
-from fedlsg.training.persons import numbers_of
 
 
 def prepare(
@@ -92,7 +91,8 @@ def prepare(
     person = None if declared is not None else _persons_of(workload, filled, method)
     if parts is None:
         progress(f"dealing rows to {filled.clients} clients")
-        parts = _make_parts(filled, workload, own, person) if declared is None else []
+        unit = unit_of(filled, method)
+        parts = [] if declared is not None else _make_parts(filled, workload, own, unit, person)
     if own is None and declared is None:
         filled = _with_own_budgets(filled, workload, parts, given=settings)
     if declared is not None:
@@ -162,8 +162,7 @@ def _persons_of(
 ) -> Int64[Tensor, " rows"] | None:
     """The number of each training row's person; None where the unit is none.
 
-    Raises ValueError where no column of the data has the unit's name, or its values do not say
-    whose a row is, and for another unit than the data were declared with.
+    Raises ValueError as ``persons_of``, and for another unit than the data were declared with.
     """
     unit = unit_of(s, method)
     if workload.unit and method.mechanism.private and unit.name == EXAMPLE.name:
@@ -171,24 +170,14 @@ def _persons_of(
             f"workload {workload.name} says whose its rows are: give unit={workload.unit}, or "
             "leave unit= out of the Workload"
         )
-    if not unit.persons:
-        return None
-    if unit.name not in workload.columns:
-        columns = {name: None for name in workload.columns}
-        near = did_you_mean(unit.name, [*UNITS, *columns])
-        raise ValueError(
-            f"unit={unit.name}: expected {', '.join(UNITS)}, or the column of the training data "
-            f"that says whose each row is, which must be no input of the model (name it in "
-            f"fedlsg.Workload(unit=...)); {workload.name} has "
-            f"{', '.join(columns) or 'no such columns'}{near}"
-        )
-    return numbers_of(workload.columns[unit.name], f"unit={unit.name}")
+    return persons_of(workload, unit.name) if unit.persons else None
 
 
 def _make_parts(
     s: Resolved,
     workload: LoadedWorkload,
     own: OwnData | None,
+    unit: Unit,
     person: Int64[Tensor, " rows"] | None,
 ) -> Sequence[Tensor]:
     """Each client's rows of the training split; for a client with data of its own, its part
@@ -198,20 +187,20 @@ def _make_parts(
         return OwnPart(own.client, len(workload.train))
     scheme = SCHEMES.get(s.partition)
     if scheme is None:
-        parts = client_parts(workload, s.partition, s.clients)
-    else:
-        dealt: dict[str, Any] = {
-            "scheme": scheme.name,
-            "num_clients": s.clients,
-            "seed": s.seed,
-            **scheme.settings_of(s),
-        }
-        if person is not None and not scheme.reads_classes:
-            return deal_persons(person, **dealt)
-        parts = partition(workload.train.labels, **dealt)
-    if person is not None:
-        check_together(person, parts, s.unit)
-    return parts
+        parts = client_parts(workload, s.partition, s.clients, unit=unit, person=person)
+        if person is not None:
+            check_together(person, parts, s.unit)
+        return parts
+    dealt: dict[str, Any] = {
+        "scheme": scheme.name,
+        "num_clients": s.clients,
+        "seed": s.seed,
+        **scheme.settings_of(s),
+    }
+    labels = workload.train.labels
+    if person is None:
+        return partition(labels, **dealt)
+    return deal_persons(labels, person, workload.columns[unit.name], **dealt)
 
 
 def _units_in(parts: Sequence[Tensor], person: Int64[Tensor, " rows"] | None) -> int:

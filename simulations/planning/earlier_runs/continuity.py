@@ -12,7 +12,7 @@ from typing import Any
 from fedlsg.accounting.population import spread
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import source_digest
-from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest, digest_of_rows
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, read_own
@@ -99,9 +99,13 @@ def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> d
 
 
 def digest_of_units(base: Base) -> str:
-    """Digest of whose each row is: its client's, and its person's where persons are protected."""
+    """Digest of the client of each row. Where persons are protected, of N_k alone: how many rows a
+    person has is secret, and this is in a file that others may see. ``digest_of_rows`` has the
+    rest.
+    """
     owners = b"" if base.declared is None else repr(tuple(base.declared)).encode()
-    owners += b"" if base.person is None else base.person.numpy().tobytes()
+    if base.person is not None:
+        return digest([], repr(list(base.clients.sizes)).encode())
     return digest(base.parts, owners)
 
 
@@ -173,7 +177,7 @@ def refuse_lost_checkpoint(run: RunDir) -> None:
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
     """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
-    run.write_data_digest(data_digest(plan.workload.train))
+    run.write_data_digest(digest_of_rows(plan))
 
 
 def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) -> Settings:
@@ -260,9 +264,7 @@ def check_unchanged(
             "new run; for more rounds, resume it with rounds=N (--rounds N)"
         )
     check_own_code(plan, run, before=saved.get("own_code", {}))
-    if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(
-        plan.workload.train
-    ):
+    if saved["partition"] != now["partition"] or run.read_data_digest() != digest_of_rows(plan):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the "
             "clients' ledgers would then say too little: restore the data, or start a new run"

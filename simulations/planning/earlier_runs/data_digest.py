@@ -7,7 +7,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.planning.base.training_rows import OwnPart
 from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.base.parts import digest
 from fedlsg.simulations.workloads.base.stored_arrays import arrays_of, is_known
 
 DIGEST_BYTES = 32
@@ -31,15 +34,28 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     """
     indices = torch.arange(len(split)) if rows is None else rows
     split.order(indices)  # refuses rows that the split does not have
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+    sha = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
         arrays = stored if is_known(stored) else split.prepare(stored)
         for name, array in () if split.drawn else arrays_of("inputs", arrays):
-            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        digest.update(_label_bytes(split.labels[part]))
-    return digest.hexdigest()
+            sha.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            sha.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        sha.update(_label_bytes(split.labels[part]))
+    return sha.hexdigest()
+
+
+def digest_of_rows(base: Base, *, key: bytes = b"") -> str:
+    """``data_digest`` of all training rows and, where persons are protected, of whose each one is,
+    and at which client. As SECRET as the rows.
+    """
+    found = data_digest(base.workload.train, key=key)
+    if base.person is None:
+        return found
+    known = found.encode() + base.person.numpy().tobytes()
+    if not isinstance(base.parts, OwnPart):
+        known += digest(base.parts).encode()
+    return hashlib.blake2b(known, digest_size=DIGEST_BYTES, key=key).hexdigest()
 
 
 def _label_bytes(labels: Tensor) -> bytes:

@@ -21,7 +21,7 @@ from fedlsg.privacy.totals import READERS, Totals
 from fedlsg.simulations.planning.base.charged_before import Before, History, Kind, least_covered
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import digest_of_units
-from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest
+from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
 from fedlsg.simulations.storage.run_directory import RunDir
 
 NAME = 16
@@ -111,7 +111,7 @@ def _holds_the_same(saved: Mapping[str, dict[str, object]], source: RunDir, base
     """Whether each client has the rows that it had in the other run."""
     if saved["plan"]["partition"] != digest_of_units(base):
         return False
-    return source.read_data_digest() == data_digest(base.workload.train)
+    return source.read_data_digest() == digest_of_rows(base)
 
 
 def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:

@@ -9,7 +9,7 @@ from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.parts import Parts, matching_parts
-from fedlsg.simulations.workloads.partition import parts_by_value
+from fedlsg.simulations.workloads.partition import labels_of_units, parts_by_value
 
 
 def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
@@ -21,10 +21,10 @@ def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
     s, workload = base.settings, base.workload
     scheme = SCHEMES.get(s.partition)
     if scheme is None:
-        return _parts_by_column(workload, s.partition, s.clients)
+        return _parts_by_column(workload, s.partition, base.parts)
     return matching_parts(
-        base.workload.test.labels,
-        base.workload.train.labels,
+        workload.test.labels,
+        labels_of_units(workload.train.labels, base.person, scheme.name),
         num_clients=s.clients,
         scheme=scheme.name,
         seed=s.seed,
@@ -49,7 +49,7 @@ def check_clients(base: Base) -> None:
         raise ValueError(f"{setting} needs test rows of each client: {error}") from None
 
 
-def _parts_by_column(workload: LoadedWorkload, column: str, clients: int) -> Parts:
+def _parts_by_column(workload: LoadedWorkload, column: str, clients: Sequence[Tensor]) -> Parts:
     """Rows of the test split for each client by a column, -1 where no client has the value."""
     if column not in workload.test_columns:
         columns = ", ".join(workload.test_columns) or "none but inputs and targets"

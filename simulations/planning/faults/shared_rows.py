@@ -4,15 +4,18 @@ epsilon covers it.
 Rows of a user's own may be equal by chance, as those of a table with few categories are. How many
 would be, the training rows say: the share of them that equal another training row is that of new
 rows from the same source. Only clearly more than this is said. It looks at private rows, in a
-simulation alone, where one person holds all data. What is said is of rows whose accuracy the run
-reports without noise in any case.
+simulation alone, where one person holds all data.
+
+No epsilon covers what is said. So the number of rows is for that person alone, in no file. The
+page says that there are such rows: this tells that their share is above what chance explains. At
+client level no file says even that, for there everything that others see has noise.
 """
 
 import math
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,10 +44,24 @@ RULE_OF_THREE = 3
 """So many equal rows are within what chance has when none was seen, in 95 of 100 cases."""
 DEVIATIONS = 3.0
 """Standard deviations of the number of equal test rows that chance may add."""
+WHY = (
+    "accuracy on them says nothing of new rows, and it is computed from private rows without "
+    "noise, so that no epsilon covers it: give other test rows, or leave test out and give "
+    "holdout=0.2"
+)
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def shared_notes(base: Base) -> tuple[str, ...]:
+class Shared(NamedTuple):
+    """What is said of test rows that are training rows: in the run's files, which others may see,
+    and to the owner alone.
+    """
+
+    notes: tuple[str, ...] = ()
+    for_owner: tuple[str, ...] = ()
+
+
+def shared_notes(base: Base) -> Shared:
     """A warning of test rows of a user's own that equal training rows, where chance does not
     explain their number; or none.
 
@@ -54,18 +71,20 @@ def shared_notes(base: Base) -> tuple[str, ...]:
     s, own = base.settings, workloads.own(base.settings.workload)
     train, test = base.workload.train, base.workload.test
     if own is None or s.holdout or s.public_rows is not None or isinstance(train, NoRows):
-        return ()
+        return Shared()
     if train.drawn or test.drawn:  # read twice, one row is two
         shared, natural = _same_origins(own.train, own.test), 0.0
     else:
         shared, natural = equal_rows(train, test)
     if not shared or not (is_one(own.train, own.test) or shared > explained(natural, train, test)):
-        return ()
-    return (
-        f"{shared:,} of {len(test):,} test rows are also training rows: accuracy on them says "
-        "nothing of new rows, and it is computed from private rows without noise, so that no "
-        "epsilon covers it: give other test rows, or leave test out and give holdout=0.2",
+        return Shared()
+    number = (
+        f"{shared:,} of {len(test):,} test rows are also training rows (for you alone: this number "
+        "is of private rows, without noise, and no file has it)"
     )
+    if base.unit.whole:
+        return Shared(for_owner=(f"{number}: {WHY}",))
+    return Shared(notes=(f"some test rows are also training rows: {WHY}",), for_owner=(number,))
 
 
 def explained(natural: float, train: Split, test: Split) -> float:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.faults.shared_rows import equal_rows
+from fedlsg.simulations.planning import plan as planning
+from fedlsg.simulations.planning.faults.shared_rows import Shared, equal_rows
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads.base.split import Split
@@ -66,23 +67,25 @@ THE_SAME = {
 @pytest.mark.parametrize("case", THE_SAME)
 def test_test_rows_that_are_training_rows_are_named_with_their_number_and_the_way_out(case):
     train, test, number = THE_SAME[case]
-    (note,) = plan_of(train=train, test=test, num_classes=3).notes
-    assert note.startswith(f"{number} test rows are also training rows")
-    assert "holdout=0.2" in note
+    plan = plan_of(train=train, test=test, num_classes=3)
+    assert plan.for_owner[0].startswith(f"{number} test rows are also training rows (for you alone")
+    assert plan.notes[0].startswith("some test rows are also training rows: accuracy on them says")
+    assert "holdout=0.2" in plan.notes[0]
 
 
 def test_one_file_and_a_part_of_it_are_named(tmp_path):
     whole, part = saved(tmp_path, X, Y, "all.csv"), saved(tmp_path, X[:40], Y[:40], "test.csv")
     for test, number in ((whole, "120 of 120"), (part, "40 of 40")):
-        (note,) = plan_of(train=whole, test=test).notes
-        assert note.startswith(f"{number} test rows")
+        (number_of_rows,) = plan_of(train=whole, test=test).for_owner
+        assert number_of_rows.startswith(f"{number} test rows")
 
 
 def test_the_run_says_it_and_keeps_it_for_its_page(tmp_path, capsys):
     quick(tmp_path / "run", train=TRAIN, test=(TRAIN[0][:24], TRAIN[1][:24]), quiet=False)
-    note = "24 of 24 test rows are also training rows"
-    assert note in " ".join(capsys.readouterr().out.split())
-    assert note in (tmp_path / "run" / "start.json").read_text()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "24 of 24 test rows are also training rows" in said
+    assert "some test rows are also training rows" in said
+    assert "some test rows are also training rows" in (tmp_path / "run/start.json").read_text()
 
 
 def categories(count, seed):
@@ -103,13 +106,13 @@ HONEST = {
 @pytest.mark.parametrize("case", HONEST)
 def test_other_rows_pass_without_a_word(case):
     train, test = HONEST[case]
-    assert plan_of(train=train, test=test, num_classes=3).notes == ()
+    assert plan_of(train=train, test=test, num_classes=3).for_owner == ()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_of_few_categories_that_coincide_by_chance_pass(seed):
     """Nearly all of 100 new rows equal one of 300 here: so do the training rows each other."""
-    assert plan_of(train=categories(300, seed), test=categories(100, seed + 50)).notes == ()
+    assert plan_of(train=categories(300, seed), test=categories(100, seed + 50)).for_owner == ()
 
 
 def test_held_out_rows_are_not_compared():
@@ -120,7 +123,7 @@ def test_held_out_rows_are_not_compared():
     plan = make_plan(
         from_mapping({**settings, "workload": "mine", "holdout": 0.2}), given=["holdout"]
     )
-    assert plan.notes == ()
+    assert plan.for_owner == ()
 
 
 small = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=1, max_size=12)
@@ -170,3 +173,40 @@ def test_equal_hashes_of_other_rows_are_not_counted(monkeypatch):
     one, other = (of_form(torch.tensor([[1, value]]), lambda x: x.numpy()) for value in (2, 3))
     assert equal_rows(one, other) == (0, 0.0)
     assert equal_rows(one, one) == (1, 0.0)
+
+
+AT_SERVER = {"unit": "client", "trust": "server", "sample_rate": None, "batch_size": 5}
+BETWEEN = {"clients": 8, "delta": 1e-3, "reproducible": False}
+
+
+def said_of(folder, shared, **settings):
+    """Texts of files that others may see, of a run where so many of 80 training rows are test
+    rows.
+    """
+    x, y = (torch.cat([part[:shared], part[40 : 120 - shared]]) for part in (X, Y))
+    quick(folder, train=(x, y), test=(X[:40], Y[:40]), **{**BETWEEN, **settings})
+    return {name: (folder / name).read_text() for name in ("start.json", "report.html")}
+
+
+def test_no_file_has_the_number_of_shared_rows(tmp_path, with_pages):
+    """A row more: the page says the same; at client level it says nothing at all."""
+    for trust in ({}, AT_SERVER):
+        few, more = (said_of(tmp_path / f"{trust == {}} {n}", n, **trust) for n in (11, 12))
+        for name in few:
+            assert "of 40 test rows" not in few[name] + more[name]
+            there = "test rows are also training rows" in few[name]
+            assert there == ("test rows are also training rows" in more[name]) == (trust == {})
+
+
+def test_a_note_with_the_number_is_seen(tmp_path, with_pages, monkeypatch):
+    """Negative control: the note of before."""
+
+    def before(base):
+        shared, _ = equal_rows(base.workload.train, base.workload.test)
+        return Shared(notes=(f"{shared} of 40 test rows are also training rows",))
+
+    monkeypatch.setattr(planning, "shared_notes", before)
+    few, more = (said_of(tmp_path / str(n), n, **AT_SERVER) for n in (11, 12))
+    for name in few:
+        assert "11 of 40 test rows" in few[name]
+        assert "12 of 40 test rows" in more[name]

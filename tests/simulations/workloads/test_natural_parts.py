@@ -111,7 +111,7 @@ def test_dealt_values_stay_whole_and_clients_are_balanced(values, data):
     assert min(parts.sizes) >= 1
     assert max(parts.sizes) <= len(values) / clients + counts.max()
     others = np.array([*values, -1])  # nobody's value
-    test = parts_by_value(made, "patient", clients, others)
+    test = parts_by_value(made, "patient", parts, others)
     assert [set(others[part.numpy()]) for part in test] == [
         set(column[part.numpy()]) for part in parts
     ]

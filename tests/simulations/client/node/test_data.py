@@ -131,7 +131,7 @@ def test_n_k_is_fixed_within_a_run(spent, tmp_path):
 def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, monkeypatch):
     """Negative control."""
     monkeypatch.setattr(
-        "fedlsg.simulations.client.deployed.data_digest", lambda split, key: "0" * 64
+        "fedlsg.simulations.client.deployed.digest_of_rows", lambda base, key: "0" * 64
     )
     record = json.loads((tmp_path / "node/data.json").read_text()) | {"digest": "0" * 64}
     (tmp_path / "node/data.json").write_text(json.dumps(record))
