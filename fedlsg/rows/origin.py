@@ -26,6 +26,11 @@ from fedlsg.rows.row_memory import (
     of_things,
 )
 
+OWN_COPY = (
+    "rows of several people whose inputs are one object or one expanded row need a copy each "
+    "(inputs.clone())"
+)
+
 
 def check_distinct(data: Any, what: str) -> None:
     """Raise ValueError for data that hold a row more than once, as far as tensors, arrays, the
@@ -55,8 +60,7 @@ def check_parts(parts: RowParts, what: str) -> None:
         f"{what} has {len(counts)} row{'s' * (len(counts) > 1)} more than once (one of them "
         f"{int(counts.max()) + 1} times), and epsilon holds for a row that comes once: give each "
         "row once; to give rare classes more weight, take weights in the loss, such as "
-        "nn.CrossEntropyLoss(weight=...); inputs of several people that are one object or one "
-        "expanded tensor need a copy for each (clone)"
+        f"nn.CrossEntropyLoss(weight=...); {OWN_COPY}"
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from fedlsg.rows.data_loader import dataset_of
-from fedlsg.rows.origin import check_parts, parts_of, parts_of_inputs
+from fedlsg.rows.origin import OWN_COPY, check_parts, parts_of, parts_of_inputs
 from fedlsg.rows.row_memory import RowParts, earlier_rows, joined
 from fedlsg.simulations.workloads.base.parts import Parts, check_disjoint, distinct_names, label_of
 from fedlsg.simulations.workloads.base.split import hold_out
@@ -341,7 +341,7 @@ def check_once(bare: Sequence[Any], opened: Sequence[Any], called: Sequence[str]
         raise ValueError(
             f"{called[holders[other]]} has the row {rows[other]} that {called[holders[one]]} has "
             f"as row {rows[one]}{f' ({len(again)} in all)' if len(again) else ''}, and epsilon "
-            "holds for a row that comes once: give each row to one client, once"
+            f"holds for a row that comes once: give each row to one client, once; {OWN_COPY}"
         )
 
 

@@ -103,7 +103,8 @@ def batches_of(
     )
     size = batch_size(inputs, targets)
     _check_size(size if rows is None else len(rows), num_examples)
-    check_distinct(data, type(data).__name__)
+    is_pair = isinstance(data, tuple)
+    check_distinct(data, "the pair (inputs, targets)" if is_pair else type(data).__name__)
     check(*((inputs, targets) if rows is None else (rows_of(inputs, rows), rows_of(targets, rows))))
     return Stored(inputs, targets, device, rows)
 

@@ -132,7 +132,9 @@ def _same_origins(train: Any, test: Any) -> int:
     if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
         return 0
     sizes = [len(train), len(test)]  # type: ignore[arg-type]
-    parts = [parts_of(data, np.arange(size)) for data, size in zip((train, test), sizes, strict=True)]
+    parts = [
+        parts_of(data, np.arange(size)) for data, size in zip((train, test), sizes, strict=True)
+    ]
     earlier = earlier_rows(joined(parts, sizes))[sizes[0] :]
     return int(((earlier >= 0) & (earlier < sizes[0])).sum())
 
