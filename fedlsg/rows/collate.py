@@ -53,6 +53,8 @@ def _pair_of(row: Mapping[str, Any]) -> Any:
 
 def inputs_of(row: Any) -> Any:
     """The inputs of an item; the whole item where it is no pair."""
+    if type(row) is tuple and len(row) == 2:
+        return row[0]
     row = _pair_of(row) if isinstance(row, Mapping) else row
     return row[0] if isinstance(row, tuple | list) and len(row) == 2 else row
 

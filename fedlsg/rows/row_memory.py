@@ -5,9 +5,8 @@ That says which row it is. Neither the step from one row to the next says anythi
 object that holds the row: views, expanded tensors and second maps of a file have the same rows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fedlsg.rows.collate import inputs_of
 
+ARRAYS = (Tensor, np.ndarray)
 ATOMS = (str, bytes, int, float, complex, type(None), np.generic)
 """Things without parts, of which one object may be several people's."""
 OBJECT_BYTES = 2**16
@@ -59,12 +59,8 @@ class Places:
     @staticmethod
     def of(places: Sequence[Place]) -> "Places":
         """A place for each row."""
-        start, extent, size = zip(*places, strict=True) if places else ((), (), ())
-        return Places(
-            np.array(start, dtype=np.uint64),
-            np.array(extent, dtype=np.int64),
-            np.array(size, dtype=np.int64),
-        )
+        start, extent, size = np.array(places, dtype=np.int64).reshape(-1, 3).T
+        return Places(start.astype(np.uint64), extent, size)
 
 
 RowParts = list[Places]
@@ -73,10 +69,12 @@ RowParts = list[Places]
 
 def joined(several: Sequence[RowParts], sizes: Sequence[int]) -> RowParts:
     """The rows of several, one after the other. sizes: how many each has."""
-    none = [Places.of([ABSENT] * size) for size in sizes]
+    most = max(map(len, several), default=0)
     filled = [
-        [*parts, *[absent] * (max(map(len, several)) - len(parts))]
-        for parts, absent in zip(several, none, strict=True)
+        [*parts, *[Places.of([ABSENT] * size)] * (most - len(parts))]
+        if len(parts) < most
+        else parts
+        for parts, size in zip(several, sizes, strict=True)
     ]
     return [
         Places(
@@ -119,12 +117,12 @@ def of_list(things: Sequence[Any], rows: Integers) -> RowParts:
     """Rows of a list. A thing in one that has no memory of its own, such as a text, is known by its
     place in the list; within an example (inputs, target), by the example.
     """
-    inputs, holders = [], []
-    for row in rows.tolist():
-        thing = things[row]
-        is_example = isinstance(thing, tuple | list | Mapping)
-        inputs.append(inputs_of(thing) if is_example else thing)
-        holders.append((id(thing), -1) if is_example else (id(things), -1 - row))
+    examples = [things[row] for row in rows.tolist()]
+    inputs = [inputs_of(example) for example in examples]
+    holders = [
+        (id(things), -1 - row) if isinstance(example, ATOMS) else (id(example), -1)
+        for row, example in zip(rows.tolist(), examples, strict=True)
+    ]
     return _of_each(inputs, holders)
 
 
@@ -134,27 +132,28 @@ def of_things(things: Sequence[Any], rows: Integers) -> RowParts:
     return _of_each([things[row] for row in rows.tolist()], holders)
 
 
-def _of_each(things: Iterable[Any], holders: Iterable[tuple[int, int]]) -> RowParts:
+def _of_each(things: Sequence[Any], holders: Iterable[tuple[int, int]]) -> RowParts:
     """holders: start and extent of what has no memory of its own in each thing."""
     places = [
-        [*_places_in(thing, holder, MOST_DEPTH)]
-        for thing, holder in zip(things, holders, strict=True)
+        _places_in(thing, holder, MOST_DEPTH) for thing, holder in zip(things, holders, strict=True)
     ]
-    return [Places.of(part) for part in zip_longest(*places, fillvalue=ABSENT)]
+    return [
+        Places.of([part[number] if number < len(part) else ABSENT for part in places])
+        for number in range(max(map(len, places), default=0))
+    ]
 
 
-def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> Iterator[Place]:
+def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> list[Place]:
     """The place of each part of one row."""
-    if isinstance(thing, Tensor | np.ndarray):
-        yield _place_of(thing)
-    elif isinstance(thing, ATOMS):
-        yield *holder, max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
-    elif depth and (members := _members(thing)):
-        for member in members:
-            yield from _places_in(member, holder, depth - 1)
-    else:
-        size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
-        yield *(holder if _is_value(thing) else (id(thing), -1)), max(size, 1)
+    if isinstance(thing, ARRAYS):
+        return [_place_of(thing)]
+    if isinstance(thing, ATOMS):
+        size = max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
+        return [(*holder, size)]
+    if depth and (members := _members(thing)):
+        return [place for member in members for place in _places_in(member, holder, depth - 1)]
+    size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
+    return [(*(holder if _is_value(thing) else (id(thing), -1)), max(size, 1))]
 
 
 def _is_value(thing: Any) -> bool:
@@ -166,6 +165,11 @@ def _is_value(thing: Any) -> bool:
 
 def _place_of(array: Tensor | np.ndarray) -> Place:
     """The place of a whole tensor or array."""
+    if type(array) is Tensor and array.layout is torch.strided and array.is_contiguous():
+        if address := array.data_ptr():  # most rows
+            return address, array.nbytes, array.nbytes
+    elif isinstance(array, np.ndarray) and array.flags.c_contiguous and array.size:
+        return _address(array), array.nbytes, array.nbytes
     layout = _layout(array)
     if layout is None:
         return id(array), -1, _unplaced_bytes(array)
@@ -184,7 +188,7 @@ def _members(thing: Any) -> list[Any]:
         members = list(thing[:MOST_MEMBERS])
         return [] if all(isinstance(member, ATOMS) for member in members) else members
     held = getattr(thing, "__dict__", {}).values()
-    return [value for value in held if isinstance(value, Tensor | np.ndarray)]
+    return [value for value in held if isinstance(value, ARRAYS)]
 
 
 def _unplaced_bytes(array: Tensor | np.ndarray) -> int:
@@ -225,7 +229,7 @@ def _address(array: np.ndarray) -> int:
         return address
     file = Path(root.filename).stat()
     within = address - root.__array_interface__["data"][0] + root.offset
-    return (int(mixed([file.st_dev], [file.st_ino])[0]) + within) % 2**64
+    return (hash((file.st_dev, file.st_ino)) + within) % 2**63
 
 
 def _span(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int, int, int]:
@@ -284,18 +288,16 @@ def _mapped_files() -> tuple[Numbers, Numbers, Numbers]:
     regions = [(0, 0, 0)]
     for line in MAPS.read_text(errors="replace").splitlines() if HAS_MAPS else ():
         addresses, _, offset, device, node, *path = line.split(maxsplit=5)
-        if not path or not path[0].startswith("/") or _is_device(path[0]):
+        if node == "0" or not _is_file("".join(path)):
             continue
         begin, end = (int(address, 16) for address in addresses.split("-"))
-        major, minor = (int(number, 16) for number in device.split(":"))
-        file = int(mixed([major << 32 | minor], [int(node)])[0])
-        regions.append((begin, end, (file + int(offset, 16) - begin) % 2**64))
+        regions.append((begin, end, (hash((device, node)) + int(offset, 16) - begin) % 2**64))
     begins, ends, shifts = np.array(regions, dtype=np.uint64).T
     return begins, ends, shifts
 
 
-def _is_device(path: str) -> bool:
-    return path.startswith(NO_FILES) and not path.startswith("/dev/shm/")
+def _is_file(path: str) -> bool:
+    return path.startswith("/") and (not path.startswith(NO_FILES) or path.startswith("/dev/shm/"))
 
 
 def mixed(one: Any, other: Any) -> Numbers:
