@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
+from fedlsg.rows.arrow_memory import is_hub, of_column, of_hub
 from fedlsg.rows.collate import TARGETS
 from fedlsg.rows.row_memory import (
     Integers,
@@ -26,6 +27,7 @@ from fedlsg.rows.row_memory import (
     of_things,
 )
 
+LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
 OWN_COPY = (
     "rows of several people whose inputs are one object or one expanded row need a copy each "
     "(inputs.clone())"
@@ -34,7 +36,7 @@ OWN_COPY = (
 
 def check_distinct(data: Any, what: str) -> None:
     """Raise ValueError for data that hold a row more than once, as far as tensors, arrays, the
-    classes of torch, and lists of objects say.
+    classes of torch, ``datasets``, and lists of objects say.
 
     data: a Dataset, a list of examples, or a pair (inputs, targets), where inputs may be a dict.
     ``what`` names the data in the message. Copies of inputs and repetition inside other classes are
@@ -42,7 +44,7 @@ def check_distinct(data: Any, what: str) -> None:
     """
     if isinstance(data, tuple):
         parts = parts_of_inputs(data[0])
-    elif isinstance(data, list | Subset | ConcatDataset | StackDataset | TensorDataset):
+    elif isinstance(data, LOOKED_THROUGH) or is_hub(data):
         parts = parts_of(data, np.arange(len(data)))
     else:
         return
@@ -81,7 +83,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
         return of_array(data, rows)
     if isinstance(data, list) and type(data).__getitem__ is list.__getitem__:
         return of_list(data, rows)
-    return of_object(data, rows)
+    return of_hub(data, rows) if is_hub(data) else of_object(data, rows)
 
 
 def parts_of_inputs(inputs: Any) -> RowParts:
@@ -91,6 +93,8 @@ def parts_of_inputs(inputs: Any) -> RowParts:
     rows = np.arange(len(inputs))
     if isinstance(inputs, list | tuple):
         return of_things(inputs, rows)
+    if type(inputs).__module__.partition(".")[0] == "pyarrow":
+        return of_column(inputs)
     if hasattr(inputs, "iloc") and isinstance(getattr(inputs, "dtype", None), np.dtype):
         inputs = inputs.to_numpy()  # of pandas: a view
     return parts_of(inputs, rows)

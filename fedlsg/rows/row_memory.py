@@ -5,6 +5,7 @@ That says which row it is. Neither the step from one row to the next says anythi
 object that holds the row: views, expanded tensors and second maps of a file have the same rows.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ MOST_DEPTH = 4
 """So far are containers in a row looked through."""
 MAPS = Path("/proc/self/maps")
 """What is mapped into the memory of this process, on systems that say so."""
-HAS_MAPS = MAPS.exists()
+HAS_MAPS = os.access(MAPS, os.R_OK)
 NO_FILES = ("/dev/", "/anon_hugepage")
 """Beginnings of paths there that are no files; shared memory is one."""
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -150,10 +151,12 @@ def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> list[Place]:
     if isinstance(thing, ATOMS):
         size = max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
         return [(*holder, size)]
+    if not _is_value(thing):
+        holder = id(thing), -1
     if depth and (members := _members(thing)):
         return [place for member in members for place in _places_in(member, holder, depth - 1)]
     size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
-    return [(*(holder if _is_value(thing) else (id(thing), -1)), max(size, 1))]
+    return [(*holder, max(size, 1))]
 
 
 def _is_value(thing: Any) -> bool:

@@ -6,9 +6,13 @@ from collections import namedtuple
 from datetime import date
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
+from torch.utils.data import ConcatDataset
 
 from fedlsg.rows import row_memory
 from fedlsg.rows.origin import check_distinct, parts_of_inputs
@@ -64,6 +68,17 @@ ONE = {
     "objects": ([Graph(x) for x in X], [Graph(x) for x in X], 40),
     "named tuples": ([Boxed(x) for x in X], [Boxed(x) for x in X], 40),
     "dicts": ([{"x": x} for x in X], [{"x": x} for x in X], 40),
+    "one dict of words": ((words := [{"text": "a"}]), words * 9, 9),
+    "slices of pyarrow": (
+        (column := pa.array(range(40))),
+        pa.chunked_array([column[:5], column[20:]]),
+        25,
+    ),
+    "a slice of a Series": (
+        (series := pd.Series(A[:, 0])),
+        series.iloc[::2].reset_index(drop=True),
+        20,
+    ),
     "lists of tensors": ([[x, x] for x in X], [[x, x] for x in X], 40),
     "a dict with another mask": (
         {"x": X, "mask": X[:, :2]},
@@ -95,6 +110,7 @@ SEVERAL = {
     ),
     "equal words": (["a"] * 9, ["a"] * 9),
     "equal numbers": ([1, 2, None] * 3, [1, 2, None] * 3),
+    "equal dicts": ([{"text": "a"} for _ in X], [{"text": "a"} for _ in X]),
     "equal tuples": ([("a", 1)] * 9, [("a", 1)] * 9),
     "one date": ([date(2020, 1, 1)] * 9, [date(2020, 1, 1)] * 9),
     "words of an array": (things(["a"] * 9), things(["a"] * 9)),
@@ -166,6 +182,16 @@ def test_a_row_is_compared_with_one_row():
     check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[1], "w": X[9]}]], "rows")
     with pytest.raises(ValueError, match="1 row more than once"):
         check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[0], "w": X[9]}]], "rows")
+
+
+def test_choices_of_the_hub_are_looked_through():
+    hub = datasets.Dataset.from_dict({"x": A.tolist(), "label": LABELS})
+    check_distinct(hub, "rows")
+    check_distinct(hub.select([3, 1, 2]), "rows")
+    check_distinct(ConcatDataset([hub.select(range(20)), hub.select(range(20, 40))]), "rows")
+    for again in (hub.select([0] * 9 + [1]), ConcatDataset([hub, hub.select([3, 5])])):
+        with pytest.raises(ValueError, match="more than once"):
+            check_distinct(again, "rows")
 
 
 def test_labels_make_no_row():
