@@ -163,7 +163,8 @@ def _is_value(thing: Any) -> bool:
     """Whether a thing is equal to others of its value, as a date is: one object may be several
     people's.
     """
-    return type(thing).__hash__ not in (None, object.__hash__)
+    its_hash: Any = type(thing).__hash__
+    return its_hash is not None and its_hash is not object.__hash__
 
 
 def _place_of(array: Tensor | np.ndarray) -> Place:
@@ -231,7 +232,7 @@ def _address(array: np.ndarray) -> int:
     if not isinstance(root, np.memmap) or root.filename is None:
         return address
     file = Path(root.filename).stat()
-    within = address - root.__array_interface__["data"][0] + root.offset
+    within: int = address - root.__array_interface__["data"][0] + root.offset
     return (hash((file.st_dev, file.st_ino)) + within) % 2**63
 
 
