@@ -272,6 +272,30 @@ def twice(first: int) -> Any:
     return ConcatDataset([Subset(data, range(first, ROWS)), Subset(data, range(5))])
 
 
+def viewed(first: int) -> Any:
+    """Views of one tensor, with other steps from row to row."""
+    x, y = tensors()
+    begins = [(first * step, step) for step in (1, 2, 3, 5)]
+    return ConcatDataset([TensorDataset(x[begin::step], y[begin::step]) for begin, step in begins])
+
+
+def labelled_again(first: int) -> Any:
+    x, y = tensors(first)
+    return ConcatDataset([TensorDataset(x, y.clone()) for _ in range(8)])
+
+
+def in_ten_tuples(first: int) -> Any:
+    rows = list(zip(*tensors(), strict=True))
+    return rows[1:] if first else [(rows[0][0], rows[0][1]) for _ in range(9)] + rows
+
+
+def expanded_rows(first: int) -> Any:
+    x, y = tensors()
+    many = TensorDataset(x[:1].expand(40, *x.shape[1:]), y[:1].repeat(40))
+    rest = TensorDataset(x[1:], y[1:])
+    return rest if first else ConcatDataset([many, rest])
+
+
 def replaced(name: str) -> Callable[[nn.Module], None]:
     def change(model: nn.Module) -> None:
         setattr(model, name, nn.Linear(32, 3) if name == "last" else nn.Linear(4, 32))
@@ -534,6 +558,10 @@ FORMS: dict[str, dict[str, Form]] = {
         "a row with the one that was read before": lambda: moved(Net, None, Mixed),
         "a row ten times in a Subset": lambda: moved(Net, None, repeated),
         "a row in two parts of a ConcatDataset": lambda: moved(Net, None, twice),
+        "views with other steps in a ConcatDataset": lambda: moved(Net, None, viewed),
+        "the same inputs with copies of the labels": lambda: moved(Net, None, labelled_again),
+        "one tensor in ten tuples of a list": lambda: moved(Net, None, in_ten_tuples),
+        "one input expanded, with labels in memory": lambda: moved(Net, None, expanded_rows),
     },
     "Changes after the first step": {
         "a hook that centres": lambda: moved(

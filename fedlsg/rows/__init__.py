@@ -8,6 +8,8 @@ list of lengths, by its own length alone. A row that the data hold more than onc
 (``origin``).
 
     origin      where a row comes from, through Subset and ConcatDataset
+    row_memory  the bytes of a row in memory or in a mapped file
+    arrow_memory  the same for columns of pyarrow
     seeds       seeds and states that user code sets, intercepted
     draws       the random numbers of a row
     padding     buckets and masks

@@ -51,6 +51,14 @@ def _pair_of(row: Mapping[str, Any]) -> Any:
     return (inputs if len(inputs) > 1 else next(iter(inputs.values()))), targets[0]
 
 
+def inputs_of(row: Any) -> Any:
+    """The inputs of an item; the whole item where it is no pair."""
+    if type(row) is tuple and len(row) == 2:
+        return row[0]
+    row = _pair_of(row) if isinstance(row, Mapping) else row
+    return row[0] if isinstance(row, tuple | list) and len(row) == 2 else row
+
+
 def _shown(row: Any) -> str:
     """The type of an item, and the names of a dict."""
     names = f" of {', '.join(map(str, row))}" if isinstance(row, Mapping) else ""

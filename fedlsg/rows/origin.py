@@ -2,97 +2,127 @@
 comes twice is refused.
 
 An epsilon holds for one row. One that the data hold ten times is clipped ten times, and moves the
-sum by 10 C.
+sum by 10 C. A row is known by the place of its inputs (``row_memory``): a copy of its label makes
+no other row.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-PLAIN = (str, bytes, int, float, type(None))
-"""Rows of a list that may be one object and several people's."""
-Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+from fedlsg.rows.arrow_memory import is_hub, of_column, of_hub
+from fedlsg.rows.collate import TARGETS
+from fedlsg.rows.row_memory import (
+    Integers,
+    RowParts,
+    earlier_rows,
+    joined,
+    of_array,
+    of_list,
+    of_object,
+    of_object_array,
+    of_things,
+)
+
+LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
+OWN_COPY = (
+    "rows of several people whose inputs are one object or one expanded row need a copy each "
+    "(inputs.clone())"
+)
 
 
 def check_distinct(data: Any, what: str) -> None:
-    """Raise ValueError for data that hold a row more than once, as far as the classes of torch,
-    and lists of objects say.
+    """Raise ValueError for data that hold a row more than once, as far as tensors, arrays, the
+    classes of torch, ``datasets``, and lists of objects say.
 
-    ``what`` names the data in the message. Copies of values and repetition inside other classes are
+    data: a Dataset, a list of examples, or a pair (inputs, targets), where inputs may be a dict.
+    ``what`` names the data in the message. Copies of inputs and repetition inside other classes are
     not seen.
     """
-    if not isinstance(data, list | Subset | ConcatDataset | StackDataset | TensorDataset):
+    if isinstance(data, tuple):
+        parts = parts_of_inputs(data[0])
+    elif isinstance(data, LOOKED_THROUGH) or is_hub(data):
+        parts = parts_of(data, np.arange(len(data)))
+    else:
         return
-    origins, counts = np.unique(origins_of(data, np.arange(len(data))), return_counts=True)
-    if len(origins) == len(data):
+    check_parts(parts, what)
+
+
+def check_parts(parts: RowParts, what: str) -> None:
+    """Raise ValueError, naming the data by ``what``, if one of the rows comes more than once."""
+    earlier = earlier_rows(parts)
+    again = earlier[earlier >= 0]
+    if not len(again):
         return
-    repeated = int((counts > 1).sum())
+    _, counts = np.unique(again, return_counts=True)
     raise ValueError(
-        f"{what} has {repeated} row{'s' * (repeated > 1)} more than once (one of them "
-        f"{int(counts.max())} times), and epsilon holds for a row that comes once: give each row "
-        "once; to give rare classes more weight, take weights in the loss, such as "
-        "nn.CrossEntropyLoss(weight=...)"
+        f"{what} has {len(counts)} row{'s' * (len(counts) > 1)} more than once (one of them "
+        f"{int(counts.max()) + 1} times), and epsilon holds for a row that comes once: give each "
+        "row once; to give rare classes more weight, take weights in the loss, such as "
+        f"nn.CrossEntropyLoss(weight=...); {OWN_COPY}"
     )
 
 
-def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
-    """A number for the origin of each place: equal for rows that are one, and else different (to
-    2^-64).
-    """
+def parts_of(data: Any, rows: Integers) -> RowParts:
+    """Where the inputs of these rows of data are."""
     if isinstance(data, Subset):
         inner: Any = data.dataset
-        chosen = np.asarray(data.indices, dtype=np.int64)[places]
-        return origins_of(inner, chosen + len(inner) * (chosen < 0))
+        chosen = np.asarray(data.indices, dtype=np.int64)[rows]
+        return parts_of(inner, chosen + len(inner) * (chosen < 0))
     if isinstance(data, ConcatDataset):
-        ends = np.asarray(data.cumulative_sizes)
-        owners = np.searchsorted(ends, places, side="right")
-        origins = np.empty(len(places), dtype=np.uint64)
-        for owner, part in enumerate(data.datasets):
-            of_owner = owners == owner
-            origins[of_owner] = origins_of(
-                part, places[of_owner] - (ends[owner - 1] if owner else 0)
-            )
-        return origins
-    if isinstance(data, list):
-        rows = [data[place] for place in places]
-        of_owner = np.asarray([-1 if isinstance(row, PLAIN) else id(row) for row in rows])
-        plain = mixed(np.full(len(places), id(data)), places)
-        return mixed(of_owner, np.where(of_owner < 0, plain, 0))
-    parts = _parts_of(data)
-    if not parts:
-        return mixed(np.full(len(places), id(data)), places)
-    origins = np.zeros(len(places), dtype=np.uint64)
-    for part in parts:
-        if isinstance(part, torch.Tensor):
-            step = part.stride(0) * part.element_size()
-            of_owner = mixed(places * step + part.data_ptr(), np.full(len(places), step))
-        else:
-            of_owner = origins_of(part, places)
-        origins = mixed(origins, of_owner)
-    return origins
+        return _of_concatenation(data, rows)
+    if isinstance(data, TensorDataset | StackDataset):
+        members = _inputs_of(data)
+        return [part for member in members for part in parts_of(member, rows)]
+    if isinstance(data, np.ndarray) and data.dtype == object and data.ndim == 1:
+        return of_object_array(data, rows)
+    if isinstance(data, Tensor | np.ndarray):
+        return of_array(data, rows)
+    if isinstance(data, list) and type(data).__getitem__ is list.__getitem__:
+        return of_list(data, rows)
+    return of_hub(data, rows) if is_hub(data) else of_object(data, rows)
 
 
-def _parts_of(data: Any) -> list[Any]:
-    """What a row is put together of: tensors, whose rows are known by their address, or data
-    sets.
+def parts_of_inputs(inputs: Any) -> RowParts:
+    """Where the rows of the inputs of a pair are; a dict has several parts."""
+    if isinstance(inputs, Mapping):
+        return [part for value in inputs.values() for part in parts_of_inputs(value)]
+    rows = np.arange(len(inputs))
+    if isinstance(inputs, list | tuple):
+        return of_things(inputs, rows)
+    if type(inputs).__module__.partition(".")[0] == "pyarrow":
+        return of_column(inputs)
+    if hasattr(inputs, "iloc") and isinstance(getattr(inputs, "dtype", None), np.dtype):
+        inputs = inputs.to_numpy()  # of pandas: a view
+    return parts_of(inputs, rows)
+
+
+def _of_concatenation(data: ConcatDataset[Any], rows: Integers) -> RowParts:
+    ends = np.asarray(data.cumulative_sizes)
+    owners = np.searchsorted(ends, rows, side="right")
+    order = np.argsort(owners, kind="stable")
+    sizes = np.bincount(owners, minlength=len(ends))
+    begins = ends - np.asarray([len(part) for part in data.datasets])  # type: ignore[arg-type]
+    each = np.split(rows[order], np.cumsum(sizes)[:-1])
+    parts = [
+        parts_of(part, chosen - begin)
+        for part, chosen, begin in zip(data.datasets, each, begins, strict=True)
+        if len(chosen)
+    ]
+    back = np.empty(len(rows), dtype=np.int64)
+    back[order] = np.arange(len(rows))
+    return [part.pick(back) for part in joined(parts, sizes[sizes > 0].tolist())]
+
+
+def _inputs_of(data: Any) -> list[Any]:
+    """The members of a data set that its inputs are made of: all but the last one, or those that
+    are no target by their name.
     """
-    if isinstance(data, TensorDataset):
-        return [part for part in data.tensors if part.layout == torch.strided]
-    if isinstance(data, StackDataset):
-        parts = data.datasets
-        return list(parts.values() if isinstance(parts, dict) else parts)
-    return []
-
-
-def mixed(one: Any, other: Any) -> Numbers:
-    """One number of two, as SplitMix64 mixes its state."""
-    numbers: Numbers = np.asarray(one).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    numbers = numbers + np.uint64(1)
-    for number in (np.asarray(other).astype(np.uint64), np.uint64(0)):
-        numbers = numbers + number
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        numbers = numbers ^ (numbers >> np.uint64(31))
-    return numbers
+    members = data.tensors if isinstance(data, TensorDataset) else data.datasets
+    if isinstance(members, dict):
+        inputs = [member for name, member in members.items() if name not in TARGETS]
+        return inputs or list(members.values())
+    return list(members[:-1] if len(members) > 1 else members)

@@ -24,11 +24,13 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from fedlsg.rows.data_loader import dataset_of
-from fedlsg.rows.origin import mixed, origins_of
+from fedlsg.rows.origin import OWN_COPY, check_parts, parts_of, parts_of_inputs
+from fedlsg.rows.row_memory import RowParts, earlier_rows, joined
 from fedlsg.simulations.workloads.base.parts import Parts, check_disjoint, distinct_names, label_of
 from fedlsg.simulations.workloads.base.split import hold_out
 from fedlsg.simulations.workloads.partition import parts_of_owners
 from fedlsg.simulations.workloads.rows import Rows
+from fedlsg.simulations.workloads.rows.column_memory import parts_of_table
 from fedlsg.simulations.workloads.rows.columns import LABEL, Table, is_table, text_of
 from fedlsg.simulations.workloads.rows.image_folders import ImageFolder
 from fedlsg.simulations.workloads.rows.loaders import is_splits
@@ -198,11 +200,15 @@ def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | N
     """Opened data, for the reader; of several data sets one, with the clients that have its rows.
 
     Raises ValueError, naming the clients, for a row of two of them, for a client without rows, and
-    for data sets of several kinds.
+    for data sets of several kinds. Of one data set, for a row that comes twice.
     """
     several = data_sets(data, test)
     if several is None:
-        return open_data(data, what), None
+        data = unwrapped(data, what)
+        rows = open_data(data, what)
+        if what == "train" and (isinstance(rows, Table) or _is_pair(rows)):  # else as it is read
+            check_parts(_parts_of_rows(data, rows), what)
+        return rows, None
     names, items = several
     called = [f"{what}[{label_of(client, names)}]" for client in range(len(items))]
     for client, (item, call) in enumerate(zip(items, called, strict=True)):
@@ -315,79 +321,39 @@ def _has_keys(one: Any, first: Mapping[Any, Any]) -> bool:
 def check_once(bare: Sequence[Any], opened: Sequence[Any], called: Sequence[str]) -> None:
     """Raise ValueError, naming the clients, for a row that two data sets hold, or one twice.
 
-    A row is known by its place in memory, in a Dataset through ``Subset``, in a frame that was cut
-    from another one by its label in the index. Equal values alone are not refused: two people may
-    have them.
+    A row is known by the place of its inputs in memory or in a mapped file, in a Dataset through
+    ``Subset``, in a frame that was cut from another one by its label in the index. Equal values
+    alone are not refused: two people may have them.
     """
-    places = [Path(one).expanduser().resolve() for one in bare if isinstance(one, str | Path)]
-    if len(set(places)) < len(places):
-        twice = next(place for place in places if places.count(place) > 1)
+    files = [Path(one).expanduser() for one in bare if isinstance(one, str | Path)]
+    known = [file.stat()[1:3] if file.exists() else file for file in files]  # inode and device
+    if twice := [file for place, file in enumerate(files) if known[place] in known[:place]]:
         raise ValueError(
-            f"{', '.join(called)}: two clients have the file {twice.name}, and epsilon holds for a "
-            "row that comes once: give each client its own"
+            f"{', '.join(called)}: two clients have the file {twice[0].name}, and epsilon holds "
+            "for a row that comes once: give each client its own"
         )
-    origins = [_origins(one, table) for one, table in zip(bare, opened, strict=True)]
-    rows = np.concatenate([np.arange(len(keys)) for keys in origins])
-    holders = np.repeat(np.arange(len(origins)), [len(keys) for keys in origins])
-    _, first, back = np.unique(np.concatenate(origins), return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[back] != np.arange(len(back)))
-    repeated = [(int(first[back[row]]), int(row)) for row in again[:1]] or _same_labels(bare)
+    sizes = [_size(one, call) for one, call in zip(opened, called, strict=True)]
+    rows = np.concatenate([np.arange(size) for size in sizes])
+    holders = np.repeat(np.arange(len(sizes)), sizes)
+    parts = [_parts_of_rows(one, table) for one, table in zip(bare, opened, strict=True)]
+    earlier = earlier_rows(joined(parts, sizes))
+    again = np.flatnonzero(earlier >= 0)
+    repeated = [(int(earlier[row]), int(row)) for row in again[:1]] or _same_labels(bare)
     for one, other in repeated:
         raise ValueError(
             f"{called[holders[other]]} has the row {rows[other]} that {called[holders[one]]} has "
             f"as row {rows[one]}{f' ({len(again)} in all)' if len(again) else ''}, and epsilon "
-            "holds for a row that comes once: give each row to one client, once"
+            f"holds for a row that comes once: give each row to one client, once; {OWN_COPY}"
         )
 
 
-def _origins(bare: Any, opened: Any) -> np.ndarray:
-    """A number for the origin of each row of a data set."""
+def _parts_of_rows(bare: Any, opened: Any) -> RowParts:
+    """Where the inputs of each row of a data set are."""
     if isinstance(opened, Table):
-        places = _hub_places(bare)
-        if places is None:
-            places = _memory_of(next(iter(opened.columns.values())), opened.size)
-        return places
-    if not _is_pair(opened):
-        return origins_of(opened, np.arange(len(opened)))
-    inputs = next(iter(opened[0].values())) if isinstance(opened[0], Mapping) else opened[0]
-    rows = np.arange(len(inputs))
-    start, step = id(inputs), 0
-    if isinstance(inputs, Tensor) and inputs.layout == torch.strided:
-        start, step = inputs.data_ptr(), inputs.stride(0) * inputs.element_size()
-    elif isinstance(inputs, np.ndarray):
-        start, step = inputs.__array_interface__["data"][0], inputs.strides[0]
-    elif isinstance(inputs, list):
-        return origins_of(inputs, rows)
-    if not step:  # rows that share their memory
-        return mixed(np.full(len(rows), id(inputs)), rows)
-    return mixed(rows * step + start, np.full(len(rows), step))
-
-
-def _hub_places(data: Any) -> np.ndarray | None:
-    """Places of the rows that a ``datasets.Dataset`` has selected; None where it has all."""
-    chosen = getattr(data, "_indices", None)
-    if chosen is None or not hasattr(data, "data"):
-        return None
-    table = data.data
-    places: np.ndarray = _memory_of(table.column(0), table.num_rows)[np.asarray(chosen.column(0))]
-    return places
-
-
-def _memory_of(column: Any, size: int) -> np.ndarray:
-    """The place in memory of each row of a column of pyarrow; of things in a list the things."""
-    if isinstance(column, list):
-        return origins_of(column, np.arange(size))
-    chunks = []
-    for chunk in column.chunks:
-        held = [buffer.address for buffer in chunk.buffers()[1:] if buffer is not None]
-        held += [buffer.address for buffer in chunk.buffers()[:1] if buffer is not None]
-        start = held[0] if held else id(chunk)
-        kind = chunk.type
-        width = kind.bit_width // 8 if hasattr(kind, "bit_width") else 0
-        offsets = np.arange(len(chunk)) + chunk.offset
-        whole = np.full(len(chunk), start)  # a slice of numpy begins elsewhere, one of pyarrow not
-        chunks.append(mixed(whole + offsets * width, 0 if width else offsets))
-    return np.concatenate([np.zeros(0, np.uint64), *chunks])
+        return parts_of_table(bare, opened)
+    if _is_pair(opened):
+        return parts_of_inputs(opened[0])
+    return parts_of(opened, np.arange(len(opened)))
 
 
 def _same_labels(bare: Sequence[Any]) -> list[tuple[int, int]]:

@@ -103,13 +103,8 @@ def batches_of(
     )
     size = batch_size(inputs, targets)
     _check_size(size if rows is None else len(rows), num_examples)
-    check_distinct(data, type(data).__name__)
-    parts = [t for _, t in (*named("inputs", inputs), *named("targets", targets))]
-    if size > 1 and all(t.layout == torch.strided and not t.stride(0) for t in parts):
-        raise ValueError(
-            "expected one row for each example, got one row that is expanded: epsilon holds for a "
-            "row that comes once; give each row once"
-        )
+    is_pair = isinstance(data, tuple)
+    check_distinct(data, "the pair (inputs, targets)" if is_pair else type(data).__name__)
     check(*((inputs, targets) if rows is None else (rows_of(inputs, rows), rows_of(targets, rows))))
     return Stored(inputs, targets, device, rows)
 
@@ -281,11 +276,7 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return plain(value)
     try:
-        array = np.asarray(value)
-        if array.ndim and len(array) > 1 and not array.strides[0]:  # one row, which stays one
-            first = _tensor(array[:1].copy(), dtype, what)
-            return first.expand(len(array), *first.shape[1:])
-        array = np.require(array, requirements="W")  # torch warns of others
+        array = np.require(np.asarray(value), requirements="W")  # torch warns of others
         tensor = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         )

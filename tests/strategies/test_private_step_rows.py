@@ -344,16 +344,63 @@ def test_the_word_batched_is_shown_and_changes_no_number():
         steps[0].batches((X, Y), pad=0)
 
 
-@pytest.mark.parametrize("form", ["torch", "numpy"])
-def test_one_row_that_is_expanded_is_refused(form):
-    """``numpy.broadcast_to`` makes many rows of one, as ``expand`` does."""
-    rows = X[:1].expand(9, 4), Y[:1].expand(9)
-    if form == "numpy":
-        rows = tuple(np.broadcast_to(t[:1].numpy(), t.shape) for t in rows)
-    step = step_on(net(), count=9, fresh_data=True)  # tests have one seed
-    with pytest.raises(ValueError, match="one row that is expanded"):
-        step.batches(rows)
-    step.batches((np.broadcast_to(X[:1].numpy(), (9, 4)), np.arange(9) % 3))  # one input for all
+ONE = X[:1].clone()
+AGAIN = {
+    "a view with another step": (
+        lambda: ConcatDataset([TensorDataset(X, Y), TensorDataset(X[::2], Y[::2])]),
+        2,
+    ),
+    "four steps": (
+        lambda: ConcatDataset([TensorDataset(X[::k], Y[::k]) for k in (1, 2, 3, 5)]),
+        4,
+    ),
+    "copies of the labels": (
+        lambda: ConcatDataset([TensorDataset(X, Y.clone()) for _ in range(8)]),
+        8,
+    ),
+    "a tensor in ten tuples": (
+        lambda: [(ONE[0], 0) for _ in range(10)] + list(zip(X[1:], Y[1:].tolist(), strict=True)),
+        10,
+    ),
+    "an expanded input": (lambda: (ONE.expand(40, 4), torch.full((40,), 1)), 40),
+    "a broadcast input": (lambda: (np.broadcast_to(ONE.numpy(), (40, 4)), np.full(40, 1)), 40),
+    "a broadcast input and label": (
+        lambda: (np.broadcast_to(ONE.numpy(), (40, 4)), np.broadcast_to(1, 40)),
+        40,
+    ),
+    "an expanded input of a TensorDataset": (
+        lambda: TensorDataset(ONE.expand(40, 4), torch.full((40,), 1)),
+        40,
+    ),
+    "an expanded field of a dict": (
+        lambda: ({"input": ONE.expand(40, 4)}, torch.full((40,), 1)),
+        40,
+    ),
+}
+"""Data whose first row comes so many times."""
+
+
+@pytest.mark.parametrize("form", AGAIN)
+def test_a_row_that_comes_again_is_refused_or_moves_more(form, monkeypatch):
+    make, times = AGAIN[form]
+    count = len(make()[1]) if isinstance(make(), tuple) else len(make())
+    step = step_on(net(), count=count, fresh_data=True)  # tests have one seed
+    with pytest.raises(ValueError, match=rf"more than once \(one of them {times} times"):
+        step.batches(make())
+    assert step.steps_taken == 0
+    # negative control: zeros in its place
+    monkeypatch.setattr(
+        "fedlsg.strategies.own_loop.user_inputs.check_distinct", lambda *given: None
+    )
+    sums = []
+    for scale in (1.0, 0.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                f"{__name__}.X", X * torch.where(torch.arange(COUNT) == 0, scale, 1.0)[:, None]
+            )
+            patch.setattr(f"{__name__}.ONE", ONE * scale)
+            sums.append(total(net, make(), count))
+    assert float((sums[0] - sums[1]).norm()) > 0.8 * times
 
 
 class Items(Dataset):

@@ -23,7 +23,8 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlsg.rows.origin import origins_of
+from fedlsg.rows.origin import parts_of
+from fedlsg.rows.row_memory import earlier_rows, joined
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.workloads import Split
@@ -149,8 +150,12 @@ def _same_origins(train: Any, test: Any) -> int:
     """Test rows whose places in a Dataset are those of training rows."""
     if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
         return 0
-    origins = [origins_of(data, np.arange(len(data))) for data in (train, test)]  # type: ignore[arg-type]
-    return int(np.isin(origins[1], origins[0]).sum())
+    sizes = [len(train), len(test)]  # type: ignore[arg-type]
+    parts = [
+        parts_of(data, np.arange(size)) for data, size in zip((train, test), sizes, strict=True)
+    ]
+    earlier = earlier_rows(joined(parts, sizes))[sizes[0] :]
+    return int(((earlier >= 0) & (earlier < sizes[0])).sum())
 
 
 Types = Mapping[str, np.dtype[Any]]

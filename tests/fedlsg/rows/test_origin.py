@@ -15,6 +15,7 @@ from torch.utils.data import (
 )
 
 from fedlsg.rows import check_distinct, origin
+from fedlsg.rows.row_memory import of_object
 
 X, Y = torch.arange(40.0).reshape(20, 2), torch.arange(20) % 3
 DATA = TensorDataset(X, Y)
@@ -49,6 +50,10 @@ REPEATED = {
     "one object in a list": ([*OBJECTS, OBJECTS[0]], "1 row more than once"),
     "negative": (Subset(DATA, [-1, 19]), "1 row more than once"),
     "stack": (StackDataset(Subset(ITEMS, [0, 0]), Subset(DATA, [1, 1])), "1 row more than once"),
+    "stack by name": (
+        StackDataset(x=X[:1].expand(9, 2), label=[*range(9)]),
+        "(one of them 9 times)",
+    ),
 }
 DISTINCT = {
     "a list of equal words": ["a", "b", "a", 1, 1, None, None],
@@ -58,8 +63,11 @@ DISTINCT = {
     "parts": ConcatDataset([Subset(ITEMS, range(10)), Subset(ITEMS, range(10, 20))]),
     "split": random_split(DATA, [12, 8])[0],
     "two sets": ConcatDataset([ITEMS, Listed()]),
-    "one input for all": TensorDataset(X[:1].expand(20, 2), Y),
-    "stack": StackDataset(a=Subset(ITEMS, [0, 0]), b=Subset(DATA, [1, 2])),
+    "one label for all": TensorDataset(X, Y[:1].expand(20)),
+    "stack": StackDataset(Subset(DATA, [1, 2]), Subset(ITEMS, [0, 0])),
+    "stack with a small part for all": StackDataset(
+        x=Subset(DATA, [1, 2]), site=Subset(TensorDataset(Y), [0, 0]), label=[0, 0]
+    ),
     "neighbours": ConcatDataset([TensorDataset(X[:10], Y[:10]), TensorDataset(X[10:], Y[10:])]),
 }
 
@@ -80,6 +88,6 @@ def test_distinct_rows_pass(case):
 
 def test_places_alone_do_not_show_it(monkeypatch):
     """Negative control: without a look through Subset and ConcatDataset all places differ."""
-    monkeypatch.setattr(origin, "origins_of", lambda data, places: places.astype(np.uint64))
+    monkeypatch.setattr(origin, "parts_of", of_object)
     for data, _ in REPEATED.values():
         check_distinct(data, "train")

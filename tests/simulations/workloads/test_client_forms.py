@@ -395,7 +395,22 @@ REPEATED: dict[str, Callable[[], Any]] = {
     "choices of the hub's": lambda: [HUB.select(range(0, N, 2)), HUB.select(range(0, N, 3))],
     "a range and a choice": lambda: [HUB.select(range(CUT)), HUB.select(range(0, N, 2))],
     "examples in lists": lambda: [EXAMPLES[:CUT], EXAMPLES[CUT - 1 :]],
+    "views of tensors with another step": lambda: [(X[:CUT], Y[:CUT]), (X[::2], Y[::2])],
+    "backward views of arrays": lambda: [
+        (INPUTS[10:], LABELS[10:]),
+        (INPUTS[::-1][:CUT], LABELS[:CUT]),
+    ],
+    "arrays with copied labels": lambda: [(INPUTS, LABELS), (INPUTS, LABELS.copy())],
+    "frames that number their rows anew": lambda: [
+        FRAME[:CUT],
+        FRAME[::2].reset_index(drop=True),
+    ],
+    "a frame with other labels": lambda: [FRAME[:CUT], FRAME[:CUT].assign(label=0)],
 }
+INPUTS, LABELS = np.array(TRAIN[0], dtype=np.float32), np.array(TRAIN[1])
+TEXTS = datasets.Dataset.from_dict(
+    {"x0": [chr(65 + row) for row in range(N)], "label": [*Y.tolist()]}
+)
 EXAMPLES = [(X[row], int(Y[row])) for row in range(N)]
 
 
@@ -412,10 +427,69 @@ def test_a_row_of_two_clients_is_refused_in_every_form(case, monkeypatch):
         load(workload(**given))  # negative control
 
 
+def mapped(tmp_path: Any, name: str = "rows") -> np.ndarray:
+    if not (tmp_path / f"{name}.npy").exists():
+        np.save(tmp_path / f"{name}.npy", INPUTS)
+    rows: np.ndarray = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    return rows
+
+
+def test_a_row_of_two_maps_of_one_file_is_refused(tmp_path):
+    test = INPUTS[:9], LABELS[:9]
+    with refused("train[1] has the row 0 that train[0] has as row 0 (60 in all)", "copy each"):
+        load(workload(train=[(mapped(tmp_path), LABELS), (mapped(tmp_path), LABELS)], test=test))
+    halves = [(mapped(tmp_path)[:CUT], LABELS[:CUT]), (mapped(tmp_path)[CUT:], LABELS[CUT:])]
+    assert len(load(workload(train=halves, test=test)).train) == N
+    files = [(mapped(tmp_path, name), LABELS) for name in ("rows", "others")]
+    assert len(load(workload(train=files, test=test)).train) == 2 * N
+
+
+ONE_DATA_SET = {
+    "an expanded tensor": lambda: (X[:1].expand(N, 8), Y),
+    "a broadcast array": lambda: (np.broadcast_to(INPUTS[:1], (N, 8)), LABELS),
+    "an expanded field": lambda: ({"input": X[:1].expand(N, 8)}, Y),
+    "a TensorDataset": lambda: TensorDataset(X[:1].expand(N, 8), Y),
+    "a tensor in a list": lambda: [(X[0], label) for label in Y.tolist()],
+    "copied labels": lambda: ConcatDataset([TENSORS, TensorDataset(X, Y.clone())]),
+    "a choice of the hub's": lambda: HUB.select([0] * 9 + [1, 2]),
+    "two of the hub's": lambda: datasets.concatenate_datasets([HUB, HUB]),
+    "two of pyarrow": lambda: pa.concat_tables([ARROW, ARROW.slice(CUT)]),
+}
+ARROW = pa.Table.from_pandas(FRAME, preserve_index=False)
+
+
+@pytest.mark.parametrize("holdout", [None, 0.2])
+@pytest.mark.parametrize("case", ONE_DATA_SET)
+def test_a_row_twice_in_one_data_set_is_refused(case, holdout):
+    data = ONE_DATA_SET[case]()
+    test = FRAME_TEST if hasattr(data, "column_names") else (INPUTS[:9], LABELS[:9])
+    given = {"test": test} if holdout is None else {"test": None}
+    with refused("more than once", "epsilon holds for a row that comes once"):
+        load(workload(train=data, **given), **({} if holdout is None else {"holdout": holdout}))
+
+
+def test_texts_of_the_hub_are_known_by_their_place():
+    texts = [TEXTS.select(rows) for rows in (range(CUT), range(CUT, N), range(0, N, 2))]
+    made = load(workload(train=texts[:2], test=TEXTS, transform=encode))
+    assert [len(part) for part in made.parts] == [CUT, N - CUT]
+    with refused("train[1] has the row 0 that train[0] has as row 0 (10 in all)"):
+        load(workload(train=texts[::2], test=TEXTS, transform=encode))
+
+
+def test_one_label_for_all_rows_is_no_repeat():
+    test = INPUTS[:9], LABELS[:9]
+    for data in ((X, Y[:1].expand(N)), [(x, 1) for x in X], (INPUTS, np.broadcast_to(1, N))):
+        assert len(load(workload(train=data, test=test)).train) == N
+
+
 def test_one_file_of_two_clients_is_refused(tmp_path):
     north = files(tmp_path)["north"]
     with refused("two clients have the file north.csv"):
         load(workload(train=[north, north], test=FRAME_TEST))
+    linked = tmp_path / "linked.csv"
+    linked.hardlink_to(north)
+    with refused("two clients have the file linked.csv"):
+        load(workload(train=[north, str(linked)], test=FRAME_TEST))
 
 
 def test_equal_rows_of_two_people_are_two_rows():

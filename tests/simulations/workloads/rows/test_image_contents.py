@@ -253,14 +253,14 @@ def test_the_same_in_tables_data_sets_and_lists(contents, words):
 
 def test_images_in_memory_stay_open_and_as_they_are(tmp_path):
     image = Image.open(io.BytesIO(frames("TIFF")))
-    pairs = [(image, 0), (COLOUR, 1), (COLOUR, 1)]
+    pairs = [(image, 0), (COLOUR, 1), (COLOUR.copy(), 1)]
     torch.testing.assert_close(inputs(pairs, image_frame=1)[0], as_array(MORE))
     torch.testing.assert_close(inputs(pairs, image_frame=0)[0], as_array(COLOUR))
     (tmp_path / "0.tif").write_bytes(frames("TIFF"))
     with Image.open(tmp_path / "0.tif") as closed:
         closed.load()
     with refused("was closed", "image.copy()"):
-        inputs([(closed, 0), (COLOUR, 1), (COLOUR, 1)])
+        inputs([(closed, 0), (COLOUR, 1), (COLOUR.copy(), 1)])
 
 
 def test_the_choice_is_said_and_kept(tmp_path):

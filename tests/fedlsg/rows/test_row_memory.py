@@ -1,0 +1,211 @@
+"""Two rows are one where their inputs are the same memory, and no others are: views of all kinds,
+second maps of a file, objects, and parts of several sizes.
+"""
+
+from collections import namedtuple
+from datetime import date
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import ConcatDataset
+
+from fedlsg.rows import row_memory
+from fedlsg.rows.origin import check_distinct, parts_of_inputs
+from fedlsg.rows.row_memory import earlier_rows, joined
+
+X = torch.arange(240.0).reshape(40, 6)
+A = X.numpy()
+IMAGES = torch.arange(96.0).reshape(3, 2, 4, 4)
+WINDOWS = X.flatten().unfold(0, 6, 1)
+LABELS = [place % 3 for place in range(40)]
+Boxed = namedtuple("Boxed", "x")
+
+
+class Graph:
+    """An object with its numbers in an attribute."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def repeats(one: Any, other: Any) -> int:
+    """Rows of the inputs ``other`` that are rows of ``one``, or earlier ones of ``other``."""
+    parts = [parts_of_inputs(one), parts_of_inputs(other)]
+    sizes = [len(part[0].start) for part in parts]
+    earlier = earlier_rows(joined(parts, sizes))
+    assert (earlier < np.arange(sum(sizes))).all()
+    return int((earlier[sizes[0] :] >= 0).sum())
+
+
+def things(values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+ONE = {
+    "every second": (X, X[::2], 20),
+    "every third of every second": (X[::2], X[::3], 7),
+    "an array": (A, A[::2], 20),
+    "backwards": (A[10:], A[::-1][:20], 20),
+    "each row backwards": (A, A[:, ::-1], 40),
+    "a tensor of an array": (A, torch.from_numpy(A), 40),
+    "another shape": (X, X.view(40, 2, 3), 40),
+    "another type": (X, X.view(torch.int32), 40),
+    "channels last": (IMAGES, IMAGES.permute(0, 2, 3, 1), 3),
+    "turned images": (IMAGES, IMAGES.transpose(2, 3), 3),
+    "detached": (X, X.detach(), 40),
+    "one row many times": (X, X[:1].expand(9, 6), 9),
+    "windows again": (WINDOWS, X.flatten().unfold(0, 6, 3), 79),
+    "lists of views": (list(X), list(X[::2]), 20),
+    "rows of a list": (X, list(X), 40),
+    "an array of things": (list(X), things(list(X)), 40),
+    "objects": ([Graph(x) for x in X], [Graph(x) for x in X], 40),
+    "named tuples": ([Boxed(x) for x in X], [Boxed(x) for x in X], 40),
+    "dicts": ([{"x": x} for x in X], [{"x": x} for x in X], 40),
+    "one dict of words": ((words := [{"text": "a"}]), words * 9, 9),
+    "slices of pyarrow": (
+        (column := pa.array(range(40))),
+        pa.chunked_array([column[:5], column[20:]]),
+        25,
+    ),
+    "a slice of a Series": (
+        (series := pd.Series(A[:, 0])),
+        series.iloc[::2].reset_index(drop=True),
+        20,
+    ),
+    "lists of tensors": ([[x, x] for x in X], [[x, x] for x in X], 40),
+    "a dict with another mask": (
+        {"x": X, "mask": X[:, :2]},
+        {"x": X, "mask": X[:, :2].clone()},
+        40,
+    ),
+    "half of the bytes, first": ({"x": X, "y": X.clone()}, {"x": X, "y": X.clone()}, 40),
+    "one sparse tensor": ((sparse := X.to_sparse()), sparse, 40),
+    "one empty tensor": ((empty := torch.zeros(40, 0)), empty, 40),
+}
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_rows_in_one_memory_are_one(case):
+    one, other, count = ONE[case]
+    assert repeats(one, other) == count
+
+
+SEVERAL = {
+    "copies": (X, X.clone()),
+    "equal arrays": (A, A.copy()),
+    "windows that overlap": (WINDOWS, X.flatten()[:0].reshape(0, 6)),
+    "halves": (X[:20], X[20:]),
+    "columns": (X.T[:3], X.T[3:]),
+    "rows and columns": (X, X.T),
+    "real and imaginary parts": (
+        torch.view_as_complex(X.view(40, 3, 2)).real,
+        X.view(40, 3, 2)[:, :, 1],
+    ),
+    "equal words": (["a"] * 9, ["a"] * 9),
+    "equal numbers": ([1, 2, None] * 3, [1, 2, None] * 3),
+    "equal dicts": ([{"text": "a"} for _ in X], [{"text": "a"} for _ in X]),
+    "equal tuples": ([("a", 1)] * 9, [("a", 1)] * 9),
+    "one date": ([date(2020, 1, 1)] * 9, [date(2020, 1, 1)] * 9),
+    "words of an array": (things(["a"] * 9), things(["a"] * 9)),
+    "objects of their own": ([Graph(x) for x in X], [Graph(x.clone()) for x in X]),
+    "lists of numbers": ([[1, 2] for _ in X], [[1, 2] for _ in X]),
+    "a category for all": ({"x": X, "c": X[:1, :2].expand(40, 2)}, {"x": X.clone(), "c": X[:, :2]}),
+    "a mask for all, as long": (
+        {"x": X, "mask": (mask := torch.ones(6).expand(40, 6))},
+        {"x": X + 1, "mask": mask},
+    ),
+    "one of three categories": ([{"x": x, "c": X[row % 3, :2]} for row, x in enumerate(X)], [[]]),
+    "empty": (torch.zeros(40, 0), torch.zeros(40, 0)),
+    "sparse": (X.to_sparse(), X.to_sparse()),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_rows_in_several_memories_are_several(case):
+    one, other = SEVERAL[case]
+    assert repeats(one, other) == 0
+    assert (earlier_rows(parts_of_inputs(one)) < 0).all()
+
+
+@pytest.mark.parametrize("has_maps", [True, False])
+def test_two_maps_of_one_file_have_the_same_rows(has_maps, tmp_path, monkeypatch):
+    if has_maps and not row_memory.HAS_MAPS:
+        pytest.skip("the system does not say what is mapped")
+    monkeypatch.setattr(row_memory, "HAS_MAPS", has_maps)
+    for name in ("one", "two"):
+        np.save(tmp_path / name, A)
+    (tmp_path / "linked.npy").hardlink_to(tmp_path / "one.npy")
+
+    def mapped(name):
+        return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+
+    assert repeats(mapped("one"), mapped("one")[::2]) == 20
+    assert repeats(mapped("one")[5:][::-1], mapped("one")[3:10]) == 5
+    assert repeats(np.asarray(mapped("one"))[20:], mapped("linked")) == 20
+    assert repeats(mapped("one"), mapped("two")) == 0
+    assert repeats(mapped("one")[:20], mapped("one")[20:]) == 0
+    assert repeats(mapped("one"), np.array(mapped("one"))) == 0
+
+
+@pytest.mark.skipif(not row_memory.HAS_MAPS, reason="the system does not say what is mapped")
+def test_so_have_tensors_that_torch_maps(tmp_path):
+    torch.save(X, tmp_path / "x.pt")
+
+    def mapped():
+        return torch.load(tmp_path / "x.pt", mmap=True)
+
+    assert repeats(mapped(), mapped()) == 40
+    X.clone().share_memory_()
+    assert repeats(X.clone().share_memory_(), X.clone().share_memory_()) == 0
+
+
+def test_without_the_places_in_files_two_maps_differ(tmp_path, monkeypatch):
+    """Negative control."""
+    np.save(tmp_path / "rows", A)
+    none = np.zeros(1, dtype=np.uint64)
+    monkeypatch.setattr(row_memory, "_mapped_files", lambda: (none, none, none))
+    assert repeats(*(np.load(tmp_path / "rows.npy", mmap_mode="r") for _ in range(2))) == 0
+
+
+def test_a_row_is_compared_with_one_row():
+    """A pair of things that two others have is not one of them."""
+    u, v = X[:3], X[3:6]
+    pairs = [{"u": u[0], "v": v[0], "w": X[7]}, {"u": u[1], "v": v[1], "w": X[8]}]
+    check_distinct([(row, 0) for row in pairs], "rows")
+    check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[1], "w": X[9]}]], "rows")
+    with pytest.raises(ValueError, match="1 row more than once"):
+        check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[0], "w": X[9]}]], "rows")
+
+
+def test_choices_of_the_hub_are_looked_through():
+    hub = datasets.Dataset.from_dict({"x": A.tolist(), "label": LABELS})
+    check_distinct(hub, "rows")
+    check_distinct(hub.select([3, 1, 2]), "rows")
+    check_distinct(ConcatDataset([hub.select(range(20)), hub.select(range(20, 40))]), "rows")
+    for again in (hub.select([0] * 9 + [1]), ConcatDataset([hub, hub.select([3, 5])])):
+        with pytest.raises(ValueError, match="more than once"):
+            check_distinct(again, "rows")
+
+
+def test_labels_make_no_row():
+    label = torch.tensor(1)
+    check_distinct([(x, label) for x in X], "rows")
+    check_distinct([{"x": x, "label": label} for x in X], "rows")
+    for one in ((X[0], 0), {"x": X[0], "label": 0}):
+        again = {**one, "label": 1} if isinstance(one, dict) else (one[0], 1)
+        with pytest.raises(ValueError, match="1 row more than once"):
+            check_distinct([one, again], "rows")
+
+
+def test_an_example_that_is_a_list_twice_is_seen_by_its_object():
+    text = ("a text", 1)
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct([text] * 9, "rows")
+    check_distinct([("a text", place % 2) for place in range(9)], "rows")
