@@ -240,7 +240,13 @@ def advice(plan: Plan) -> list[str]:
     """
     return [
         line
-        for line in (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), _inputs(plan))
+        for line in (
+            _budget(plan),
+            _updates(plan),
+            _batches(plan),
+            _swamped(plan),
+            inputs_line(plan),
+        )
         if line
     ]
 
@@ -314,8 +320,10 @@ def _swamped(plan: Plan) -> str | None:
 
 
 @torch.no_grad()
-def _inputs(plan: Plan) -> str | None:
-    """The rule's steps suit inputs of about unit size; those of tokens have no size."""
+def inputs_line(plan: Plan) -> str | None:
+    """The rule's steps suit inputs of about unit size; those of tokens have no size. Looks at rows
+    of the public test split alone.
+    """
     if (
         "learning_rate" not in (plan.settings.auto or "").split()
         or plan.workload.features is not None

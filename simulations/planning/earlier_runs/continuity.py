@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedlsg.accounting.population import spread
+from fedlsg.simulations.planning.advice.remarks import inputs_line
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import source_digest
 from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest, digest_of_rows
@@ -122,7 +123,7 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
         run,
         given=plan.given,
         arguments=plan.workload.arguments,
-        notes=plan.notes,
+        notes=[*plan.notes, *filter(None, [inputs_line(plan)])],
         before=spent_before(plan),
         rows=rows_record(plan),
     )

@@ -11,7 +11,7 @@ from fedlsg.simulations.report.page_of_run.run_page import run_page, started_wor
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.storage.results import read_run
 from fedlsg.simulations.storage.run_directory import RunDir
-from tests.simulations.support.own import quick
+from tests.simulations.support.own import TEST, TRAIN, quick
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,11 @@ def test_a_run_without_the_file_reads_as_before_and_a_changed_one_is_named(runs,
         start(runs[2])
     path.unlink()
     assert start(runs[2]) == {}
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_inputs_of_an_unusual_size_are_named_on_the_page(size, tmp_path):
+    data = {"train": (size * TRAIN[0], TRAIN[1]), "test": (size * TEST[0], TEST[1])}
+    run = quick(tmp_path, **data)
+    said = any("give normalise=public" in note for note in start(run)["notes"])
+    assert said is (size > 1)
