@@ -145,7 +145,7 @@ def page(
             lead=lead,
             headline=_headline(runs) if pair is None else pair.headline,
             badge=outcome(runs) if pair is None else pair.badge,
-            warnings=(WARNING,),
+            warnings=(WARNING, *without_privacy(runs)),
             sections=sections(
                 first,
                 ("In short", [] if alone else [in_short(runs, paired=pair is not None)]),
@@ -156,6 +156,18 @@ def page(
             ),
         )
     )
+
+
+def without_privacy(runs: Sequence[Findings]) -> list[str]:
+    """What a reader must know before the verdict, of updates that were made without privacy for the
+    attack, also where their folder is that of a private run.
+    """
+    return [
+        f"The attacked updates of {one.label} were made without privacy: what is found in them "
+        "says nothing of a run with an epsilon."
+        for one in runs
+        if not one.private
+    ]
 
 
 def sentence(verdict: str) -> str:

@@ -379,9 +379,11 @@ class Findings:
     granted: assumptions in addition to those of the threat model.
     limits: what a reader should know about the numbers.
     best: of the strongest attack; None if there is none.
+    private: whether the attacked updates have noise that epsilon counts.
     """
 
     label: str
+    private: bool
     verdict: str
     grade: Grade
     facts: Mapping[str, str]
@@ -450,6 +452,7 @@ def findings_of(found: Results) -> Findings:
     }
     return Findings(
         label=found.record.base.settings.method,
+        private=seen.mechanism.private and not found.record.base.settings.reproducible,
         verdict=judged.words,
         grade=judged.grade,
         facts={**privacy_facts(found.record, seen, found.membership), **facts},

@@ -16,7 +16,7 @@ from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from fedlsg.attacks.recognition import Recognition
 from fedlsg.simulations.attacks import images_score, observations
-from fedlsg.simulations.attacks.attack_page import in_short, outcome, worst_first
+from fedlsg.simulations.attacks.attack_page import in_short, outcome, without_privacy, worst_first
 from fedlsg.simulations.attacks.findings import (
     FEWEST_OF_MEAN,
     Findings,
@@ -348,10 +348,25 @@ def test_the_badge_is_that_of_the_verdict_and_the_worst_run_gives_both():
     assert outcome([run_of(judge([], []))])[0] == "no attack applies"
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_a_page_of_updates_without_privacy_says_so_above_its_verdict(private):
+    """The folder may be that of a private run, whose updates were recorded without noise."""
+    said = without_privacy([run_of(judge([], []), private=private)])
+    assert bool(said) is not private
+    assert all("made without privacy" in words for words in said)
+
+
 def run_of(judged: Judged, *, rows: Sequence[Summary] = (), **more) -> Findings:
     """A run of made-up figures."""
     best = best_of(rows, made_record(), made_record()) if rows else None
-    empty = {"facts": {}, "table": None, "shown": None, "numbers": {}, "refused": {}}
+    empty = {
+        "private": True,
+        "facts": {},
+        "table": None,
+        "shown": None,
+        "numbers": {},
+        "refused": {},
+    }
     figures = {"label": "a", "verdict": judged.words, "grade": judged.grade, "best": best}
     return Findings(**{**empty, **figures, "granted": {}, "limits": "", **more})
 
