@@ -8,7 +8,8 @@ from torch import nn
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy.known_weights import WEIGHTS
-from fedlsg.privacy.trained_weights import DIGEST_BYTES, MAX_NOTED_PARAMETERS, digest_of
+from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
+from fedlsg.privacy.weight_digest import DIGEST_BYTES, digest_of
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
