@@ -6,7 +6,7 @@ and each says what it spent alone: ``fedlsg.epsilon_of_data`` adds them up.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import weights_in
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.server.best_round import BEST_FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA
 
 WAY = (
@@ -84,10 +83,8 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     finally:
         entries = charged(directory, own=goes_on)
         run.charged = lambda: entries
-        for folder in (directory.path, directory.path / BEST_FOLDER):
-            # it did not finish, or no callback kept its best round
-            with suppress(FileNotFoundError):
-                writer.note(read_model(folder)[0])
+        for tensors in weights_in(directory, trainable(plan.initial.model())):
+            writer.note(tensors)
     if len(known := runs_on(places)) > 1:
         total = epsilon_words(epsilon_of_runs(known, s.delta))
         print_line(
