@@ -50,18 +50,22 @@ class UserList:
             return _read(self.place)
         return []
 
-    def remember(self, digests: Iterable[tuple[str, str]]) -> None:
-        """Keep digests, each with what it is of. A home that cannot be written keeps nothing, and
-        one line says so.
+    def remember(
+        self, digests: Iterable[tuple[str, str]], *, instead_of: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """Keep digests, each with what it is of; those that they are ``instead_of`` are forgotten.
+        A home that cannot be written keeps nothing, and one line says so.
         """
         new = [_line(digest, of) for digest, of in digests if digest]
+        old = {_line(digest, of) for digest, of in instead_of} - set(new)
         try:
             file = self.place
-            if not new or set(new) <= set(_read(file)[-self.kept // 2 :]):
+            if not old and (not new or set(new) <= set(_read(file)[-self.kept // 2 :])):
                 return
             make_folder(file.parent)
             with locked(file.parent):
-                lines = [line for line in _read(file) if line not in set(new)]
+                gone = old.union(new)
+                lines = [line for line in _read(file) if line not in gone]
                 lasting = [*lines, *new][-self.kept :]
                 write_atomically(file, b"".join(line + b"\n" for line in lasting), private=True)
         except (OSError, RuntimeError) as error:

@@ -442,8 +442,8 @@ class PrivateStep:
             self._rounds.run(guarded(rows), groups, self._terms)
         finally:
             rows.draw_from(None)
+            self._note()  # also what was interrupted has moved weights
         self._rehearsals.passed()
-        self._note()
         self._record.now_and_then()
 
     def _note(self) -> None:

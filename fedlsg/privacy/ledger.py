@@ -235,9 +235,7 @@ class Ledger(Charges):
         cannot be written.
         """
         with self._appendable() as descriptor:
-            state = self._read()
-            if not state.heads:
-                self._write(descriptor, state, [encode_header(self.client)])
+            self._begin(descriptor)
 
     def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
@@ -298,23 +296,35 @@ class Ledger(Charges):
             ) from error
 
     def _append(self, descriptor: int, entry: Entry) -> None:
-        state = self._read()
         self.check_new(entry)
-        header = [] if state.heads else [encode_header(self.client)]
-        head = sha256(header[0]) if header else state.head
-        lines = [*header, encode_line(encode_entry(entry), head)]
-        self._write(descriptor, replace(state, entries=(*state.entries, entry)), lines)
+        self._begin(descriptor)
+        state = self._read()
+        line = encode_line(encode_entry(entry), state.head)
+        self._write(descriptor, replace(state, entries=(*state.entries, entry)), line)
 
-    def _write(self, descriptor: int, state: State, lines: list[bytes]) -> None:
-        """Append lines to the file, which then has the entries of ``state``."""
-        # ends a torn line, so that the new one starts on a line of its own
-        ends = [b""] if state.torn else []
-        write_all(descriptor, b"\n".join([*ends, *lines, b""]))
+    def _begin(self, descriptor: int) -> None:
+        """Write the header, if there is none. It is on disk before any charge: nobody has drawn for
+        a file whose header is torn.
+        """
+        state = self._read()
+        if not state.heads:
+            self._write(descriptor, state, encode_header(self.client))
+
+    def _write(self, descriptor: int, state: State, line: bytes) -> None:
+        """Append a line to the file, which then has the entries of ``state``. What a crash left of
+        another one goes before.
+        """
+        line_feed = b""
+        if os.fstat(descriptor).st_size > state.size:
+            os.ftruncate(descriptor, state.size)
+        elif state.torn:  # a whole line that lacks its line feed
+            line_feed = b"\n"
+        write_all(descriptor, line_feed + line + b"\n")
         os.fsync(descriptor)
         if len(state.entries) < 2:
             sync_directory(self.path.parent)
         status = os.fstat(descriptor)
-        self._state = State(state.entries, (*state.heads, *map(sha256, lines)))
+        self._state = State(state.entries, (*state.heads, sha256(line)), status.st_size)
         self._stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
 
 

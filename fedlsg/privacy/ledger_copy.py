@@ -76,8 +76,8 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
     digests = [digest for _, digest in given]
     new = given[digests.index(here) + 1 :] if here in digests else given
     more = b"".join(line + b"\n" for line, _ in new)
-    before = path.read_bytes() if state.heads else b""
-    joint = before + (b"\n" if state.torn else b"") + more
+    before = path.read_bytes()[: state.size] if state.heads else b""
+    joint = before + (b"" if before.endswith(b"\n") or not before else b"\n") + more
     _check_size(client, joint)
     try:
         after = parse(path, client, joint)
@@ -93,6 +93,7 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
     check_bounded(client, after.entries)
     if new:
         with appendable(path) as descriptor:
+            os.ftruncate(descriptor, len(before))  # text that a crash left
             write_all(descriptor, joint[len(before) :])
             os.fsync(descriptor)
         sync_directory(path.parent)

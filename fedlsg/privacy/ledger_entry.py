@@ -5,16 +5,19 @@ The first line is a header (schema, client, adjacency), every later line an entr
 reading, except at the very end. Each line ends with ``sha256``, its own digest, which also finds
 damage to the last line. (Files of schema 1 lack it.)
 
-A line that a crash tore was never released. The next append ends it, and it stays in the file as
-text outside the chain. A line is skipped only if it has no closing brace, and if the ``prev`` of
-the next valid line skips it, too.
+A crash may tear the line that is being appended. It was not synced, so nothing was drawn for it,
+and it does not count; the next append removes it. Only the last line may be torn, and only as a
+crash does it: what is left is the beginning of a record, without its line feed (``may_be_torn``).
+Any other text is damage. Files of older versions keep a torn line in the middle: there the ``prev``
+of the next line skips it. A disk that loses the end of a record which was synced leaves the same
+as a crash: nothing in the file shows that.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -309,6 +312,31 @@ def encode_header(client: int) -> bytes:
     return encode_line({"schema": SCHEMA, "client": client, "adjacency": ADJACENCY}, GENESIS)
 
 
+def encoded_beginning(client: int) -> bytes:
+    """How every line of an entry of ``client`` begins."""
+    return f'{{"client": {client}, "round": '.encode()
+
+
+def may_be_torn(line: bytes, beginnings: Iterable[bytes], previous: str) -> bool:
+    """Whether a crash may have left a line of a record that begins in one of these ways, and whose
+    ``prev`` is ``previous``: a part from its beginning, with all that it has.
+    """
+    begun = any(line.startswith(each[: len(line)]) for each in beginnings)
+    _, _, link = line.partition(b'"prev": "')
+    return begun and bool(_PRINTED.fullmatch(line)) and previous.encode().startswith(link[:64])
+
+
+def client_of_torn_header(line: bytes) -> int | None:
+    """The client of a header that a crash tore: -1 where the line does not say it yet, None for
+    what is no part of a header.
+    """
+    named = _HEADER.match(line)
+    digits = (named and {b"": b"0", b"-": b"-1"}.get(named[1], named[1])) or b"0"
+    if not encode_header(int(digits)).startswith(line):
+        return None
+    return int(digits) if named and named[2] else -1
+
+
 def has_its_end(line: bytes) -> bool:
     """Whether a line is as long as it was, also if its last byte was changed: a torn line is
     shorter.
@@ -336,4 +364,6 @@ def _seal(body: bytes) -> bytes:
 
 
 _SEAL = len(b', "sha256": ""}') + 64
+_PRINTED = re.compile(rb"[ -~]*")
+_HEADER = re.compile(rb'\{"schema": \d+, "client": (-?\d{0,15})(,?)')
 _END = re.compile(rb'"sha256": "[0-9a-f]{64}".\Z', re.DOTALL)

@@ -25,23 +25,36 @@ from fedlsg.privacy.ledger_entry import (
     Key,
     LedgerError,
     check_line,
+    client_of_torn_header,
     decode_entry,
     encode_entry,
+    encode_header,
+    encoded_beginning,
     has_its_end,
+    may_be_torn,
     sha256,
 )
 
+DAMAGED = (
+    "damaged: a line is cut off or overwritten as no crash leaves it, so charges may be lost. "
+    "Without a copy, begin another ledger, and add to its epsilon what this one had spent"
+)
 BYTES_REMEMBERED = 2**24
 """Bytes of files that are cached at most; their entries take a few times as much memory."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The entries of a file; ``torn`` if its last line, valid or not, lacks its line feed."""
+    """The entries of a file; ``size``: its bytes up to the end of the last whole line.
+
+    ``torn``: the file does not end with a line feed: its last line is whole and lacks it, or there
+    is text after ``size`` that a crash left.
+    """
 
     entries: tuple[Entry, ...] = ()
     # heads[n] is the hash of the line of entry n; heads[0] of the header
     heads: tuple[str, ...] = ()
+    size: int = 0
     torn: bool = False
 
     @property
@@ -52,8 +65,8 @@ class State:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header is
-    written yet.
+    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header says it
+    yet.
     """
 
     content: bytes = b""
@@ -74,37 +87,84 @@ def parse(path: Path, client: int, content: bytes) -> State:
 def parse_on(path: Path, known: Parsed, content: bytes) -> Parsed:
     """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
 
-    Raises LedgerError, naming file and line, for a broken chain or a damaged line.
+    Raises LedgerError, naming file and line, for a broken chain or a damaged line, and for text
+    that no crash leaves (``ledger_entry``).
     """
-    owner = known.owner
-    heads = list(known.state.heads)
-    entries = list(known.state.entries)
-    keys = set(known.keys)
-    head, schema = known.state.head, known.schema
-    before = known.content.count(b"\n")
-    for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
-        if b"}" not in line and not has_its_end(line):
-            # torn by a crash, or blank; if it once was whole, the next line's prev shows it
-            continue
-        try:
-            record = parse_json(line)
-            schema = schema if heads else record.get("schema")
-            check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
-            if not heads:
-                owner = _checked_header(record)
-            else:
-                entries.append(_checked_entry(record, owner, keys))
-                keys.add(entries[-1].key)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LedgerError(
-                f"{path}, line {number}: {error}; restore the file, it is the authority"
-            ) from error
-        head = sha256(line)
-        heads.append(head)
-    torn = bool(content) and not content.endswith(b"\n")
-    return Parsed(
-        content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema
-    )
+    reader = _Reader(known)
+    try:
+        for line in content[len(known.content) :].split(b"\n"):
+            reader.read(line)
+        reader.end(content)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LedgerError(
+            f"{path}, line {reader.number}: {error}; restore the file, it is the authority"
+        ) from error
+    return reader.parsed(content)
+
+
+class _Reader:
+    """Takes in a file line by line; ``number``: of the line that it reads."""
+
+    def __init__(self, known: Parsed) -> None:
+        self.number, self._place = known.content.count(b"\n"), len(known.content)
+        self._owner, self._schema = known.owner, known.schema
+        self._heads, self._entries = list(known.state.heads), list(known.state.entries)
+        self._keys, self._size = set(known.keys), known.state.size
+        self._torn: list[bytes] = []
+        """Torn lines since the last whole one."""
+
+    def read(self, line: bytes) -> None:
+        """Take in one line, without its line feed."""
+        self.number += 1
+        self._place += len(line) + 1
+        if line and b"}" not in line and not has_its_end(line):
+            self._tear(line)
+        elif line:
+            self._add(line)
+
+    def end(self, content: bytes) -> None:
+        """Raise LedgerError unless a crash may have left the end of the file as it is."""
+        if len(self._torn) > 1 or (self._torn and content.endswith(b"\n")):
+            raise LedgerError(DAMAGED)
+
+    def parsed(self, content: bytes) -> Parsed:
+        """What was read."""
+        state = State(
+            tuple(self._entries),
+            tuple(self._heads),
+            size=min(self._size, len(content)),
+            torn=bool(content) and not content.endswith(b"\n"),
+        )
+        return Parsed(content, self._owner, state, frozenset(self._keys), self._schema)
+
+    @property
+    def _head(self) -> str:
+        return self._heads[-1] if self._heads else GENESIS
+
+    def _tear(self, line: bytes) -> None:
+        if self._heads:
+            if not may_be_torn(line, [encoded_beginning(self._owner)], self._head):
+                raise LedgerError(DAMAGED)
+        elif (owner := client_of_torn_header(line)) is None:
+            raise LedgerError(DAMAGED)
+        else:
+            self._owner = owner
+        self._torn.append(line)
+
+    def _add(self, line: bytes) -> None:
+        record = parse_json(line)
+        schema = self._schema if self._heads else record.get("schema")
+        check_line(line, record, self._head, sealed="sha256" in record or schema != UNSEALED)
+        if self._heads:
+            self._entries.append(_checked_entry(record, self._owner, self._keys))
+            self._keys.add(self._entries[-1].key)
+        elif not all(line.startswith(torn) for torn in self._torn):
+            raise LedgerError(DAMAGED)
+        else:
+            self._owner, self._schema = _checked_header(record), schema
+        self._torn.clear()
+        self._heads.append(sha256(line))
+        self._size = self._place
 
 
 def _checked_header(record: dict[str, Any]) -> int:
@@ -154,8 +214,7 @@ _MEMO = Memo()
 
 
 def load(path: Path, client: int | None) -> tuple[int, State]:
-    """Parse and verify a file: (its client, its state); the client is -1 if no header is written
-    yet.
+    """Parse and verify a file: (its client, its state); the client is -1 if no header says it yet.
 
     Guarantee: the result follows from every byte that is on disk now. Bytes of an earlier call are
     compared and not parsed again, because a file grows by one line at a time and is read after
@@ -173,7 +232,14 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
     if len(content) > len(known.content):
         known = parse_on(path, known, content)
         _MEMO.remember(path, known)
-    if client is not None and known.state.heads and known.owner != client:
+    if client is None:
+        return known.owner, known.state
+    if not known.state.heads and not encode_header(client).startswith(content):
+        raise LedgerError(
+            f"{path} begins as the ledger of another client than {client}, and then ends: restore "
+            "the file, or give its client"
+        )
+    if known.state.heads and known.owner != client:
         raise LedgerError(
             f"{path} is the ledger of client {known.owner}, and not of client {client}. The file "
             f"is undamaged: leave it as it is, and read it as fedlsg.Ledger({str(path)!r})"

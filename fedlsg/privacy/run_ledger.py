@@ -6,7 +6,8 @@ as the lines of a ``Ledger`` are. A record holds charges (``encode_entries``), o
 charges that were not used ("void"): the client says that it drew nothing, or was never asked.
 Whatever is not void counts, also what a crash left. All records are synced: a checkpoint knows how
 many there are, and a run does not continue where one is lost. A line that a crash tore was not
-synced, so nobody drew for it; the next append removes it.
+synced, so nobody drew for it; the next append removes it. Other text than the beginning of a record
+is damage.
 
 The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older
 version): a client has the entries of both.
@@ -34,9 +35,11 @@ from fedlsg.privacy.ledger_entry import (
     encode_entries,
     encode_line,
     has_its_end,
+    may_be_torn,
     sha256,
 )
 from fedlsg.privacy.ledger_file import (
+    DAMAGED,
     appendable,
     check_extends,
     check_heads,
@@ -81,9 +84,11 @@ class Records:
         """
         whole, _, last = content.rpartition(b"\n")
         self.line_ended = not has_its_end(last)
-        for line in [*whole.split(b"\n"), *([] if self.line_ended else [last])]:
+        for line in [*whole.split(b"\n"), last]:
             try:
-                if line:
+                if line is last and self.line_ended:
+                    self._check_torn(line)
+                elif line:
                     self.add(parse_json(line, MOST_CHARGES), line)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 number = len(self.heads) + 1
@@ -106,6 +111,12 @@ class Records:
         elif self.heads or record != HEADER:
             raise LedgerError(f"expected charges, or the header {HEADER}, got {record}")
         self.heads.append(sha256(line))
+
+    def _check_torn(self, line: bytes) -> None:
+        header = encode_line(HEADER, GENESIS)
+        records = (b'{"charged": ', b'{"void": ') if self.heads else (header,)
+        if not may_be_torn(line, records, self.head):
+            raise LedgerError(DAMAGED)
 
     def charge(self, entries: Sequence[Entry]) -> None:
         """Take in charges."""

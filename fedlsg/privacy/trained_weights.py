@@ -1,28 +1,25 @@
 """Which weights private steps and runs of this process have written: who goes on from them spends
 on top of them.
 
-Recognised are the parameters that were trained, whatever was done to them in place, and equal
-numbers elsewhere: copies, files that were loaded, averages that a step made. Numbers are compared
-by digests, which are kept of every step. Not recognised are numbers that were changed outside of
-the trained model, and what another process has trained, unless its digests are learned (``learn``).
+Recognised are the parameters that a step was to train, whatever was done to them in place, as soon
+as it has moved one of them; and equal numbers elsewhere: copies, files that were loaded, averages
+that a step made. Numbers are compared by digests of all of them (``weight_digest``), which are kept
+of every step, so a method that moves one number of a thousand is seen, and what did not move is
+nobody's. Not recognised are numbers that were changed outside of the trained model, and what
+another process has trained, unless its digests are learned (``learn``).
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-MIN_SAMPLED_NUMBERS = 256
-"""Numbers of a parameter that its digest reads, at least, where it has so many."""
+from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of
+
 MAX_NOTED_PARAMETERS = 3
-"""Parameters whose digest is kept after each step, at most: together they take less than 1 % of a
-small step.
-"""
+"""Parameters, of those that moved, whose digests are kept after each step, at most."""
 MAX_DIGESTS = 100_000
 """Digests that are kept; the oldest goes first."""
-DIGEST_BYTES = 8
-"""Bytes of a digest. The bytes of a constant are four, and stand for themselves."""
 
 _PARAMETERS = WeakIdKeyDictionary()
 """The parameters that were trained, each with its ``Writer``."""
@@ -30,19 +27,18 @@ _DIGESTS: "dict[bytes, Writer]" = {}
 """Digests of what was written, the oldest first."""
 
 
-def digest_of(values: Tensor) -> bytes:
-    """A digest of numbers that are spread over a tensor, as float32; of equal numbers the number
-    itself.
-
-    New biases and scales are constants: nobody's training can be recognised by them.
+def moved_digests(
+    tensors: Mapping[str, Tensor], before: Mapping[str, tuple[bytes, ...]]
+) -> dict[str, list[bytes]]:
+    """Digests of what others may have: by name, of the tensors that are not as ``before``, without
+    constants.
     """
-    if not values.is_floating_point() or values.is_meta:
-        return b""
-    every = values.numel() // MIN_SAMPLED_NUMBERS | 1  # odd: not one column alone
-    numbers = values.detach().flatten()[::every].float().cpu().numpy().tobytes()
-    if numbers == numbers[:4] * (len(numbers) // 4):
-        return numbers[:4]
-    return hashlib.blake2b(numbers, digest_size=DIGEST_BYTES).digest()
+    return _moved(digests_of(tensors), before)
+
+
+def spread(names: list[str], most: int) -> list[str]:
+    """At most ``most`` of the names, from everywhere."""
+    return names[:: (len(names) - 1) // most + 1] if names else []
 
 
 class Writer:
@@ -55,17 +51,17 @@ class Writer:
 
     def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
         self.lasting, self.fresh_data = lasting, fresh_data
-        self._digests_before: dict[str, bytes] = {}
+        self._most = MAX_DIGESTS
+        self._before: dict[str, tuple[bytes, ...]] = {}
         self._versions: dict[str, tuple[int, int]] = {}
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[str, tuple[bytes, ...]] = {}
         """Of what it wrote last."""
 
     def begin(self, trained: Mapping[str, Tensor], most: int = MAX_DIGESTS) -> None:
-        """Remember what ``most`` of the tensors are before they are trained: what does not move is
-        nobody's.
+        """Remember what the tensors are before they are trained: what does not move is nobody's.
+        ``most``: tensors of which a digest is kept after each step.
         """
-        every = (len(trained) - 1) // most + 1
-        self._digests_before = {name: digest_of(trained[name]) for name in list(trained)[::every]}
+        self._before, self._most = digests_of(trained), most
 
     def check(self, model: nn.Module, way: str) -> None:
         """Raise ValueError, naming ``way``, for weights of another writer, whose steps this one
@@ -75,13 +71,11 @@ class Writer:
         their owner's word.
         """
         parameters = dict(model.named_parameters())
-        same = self._versions == _versions(parameters) and all(
-            digest_of(parameters[name]) == digest for name, digest in self._digests.items()
-        )  # numbers that were written through .data or numpy have no new version
-        if self.fresh_data or same:
+        if self.fresh_data or self._wrote(parameters):
             return
-        for name, p in model.named_parameters():
-            writers = {_PARAMETERS.get(p), _DIGESTS.get(digest_of(p))} - {None, self}
+        digests = digests_of(parameters)
+        for name, p in parameters.items():
+            writers = {_PARAMETERS.get(p), *map(_DIGESTS.get, digests[name])} - {None, self}
             if not all(self.lasting and writer.lasting for writer in writers):
                 raise ValueError(
                     f"{name} was trained by an earlier private step or run, which this one would "
@@ -89,35 +83,47 @@ class Writer:
                     "build a new model"
                 )
 
+    def _wrote(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Whether these are what it wrote last: numbers that were written through .data or numpy
+        have no new version.
+        """
+        if not self._versions or self._versions != _versions(parameters):
+            return False
+        return digests_of({name: parameters[name] for name in self._digests}) == self._digests
+
     @property
     def moved(self) -> list[bytes]:
-        """Digests of what it wrote last, but for what did not move and for constants."""
-        return [
-            digest
-            for name, digest in self._digests.items()
-            if len(digest) == DIGEST_BYTES and digest != self._digests_before[name]
-        ]
+        """Digests that are kept of what it wrote last."""
+        moved = _moved(self._digests, self._before)
+        return [digest for name in spread([*moved], self._most) for digest in moved[name]]
 
     def note(self, written: Mapping[str, Tensor]) -> None:
-        """Remember that these tensors are now what was trained; frozen ones, and those that did not
-        move, are not.
+        """Remember that these tensors are now what was trained; what was not to be trained is
+        not, and nothing is where no number has moved.
         """
-        for name, tensor in written.items():
-            known = name in self._digests_before
-            digest = digest_of(tensor) if known else b""
-            if known and digest == self._digests_before[name]:
-                continue
+        self._versions = _versions(written)
+        self._digests = digests_of({n: t for n, t in written.items() if n in self._before})
+        if all(digests == self._before[name] for name, digests in self._digests.items()):
+            return
+        for name in self._digests:
+            tensor = written[name]
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 _PARAMETERS[tensor] = self
-            if len(digest) == DIGEST_BYTES:
-                _DIGESTS.pop(digest, None)  # it becomes the newest
-                _DIGESTS[digest] = self
-        self._versions = _versions(written)
-        self._digests = {
-            name: digest_of(written[name]) for name in self._digests_before.keys() & written
-        }
+        for digest in self.moved:
+            _DIGESTS.pop(digest, None)  # it becomes the newest
+            _DIGESTS[digest] = self
         while len(_DIGESTS) > MAX_DIGESTS:
             del _DIGESTS[next(iter(_DIGESTS))]
+
+
+def _moved(
+    digests: Mapping[str, tuple[bytes, ...]], before: Mapping[str, tuple[bytes, ...]]
+) -> dict[str, list[bytes]]:
+    new = {
+        name: [d for d in each if len(d) == DIGEST_BYTES and d not in before.get(name, ())]
+        for name, each in digests.items()
+    }
+    return {name: each for name, each in new.items() if each}
 
 
 def learn(digests: Iterable[bytes], *, lasting: bool = False) -> None:

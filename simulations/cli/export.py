@@ -33,7 +33,7 @@ from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenize
 from fedlsg.simulations.models.plain_torch import loader_of
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
-from fedlsg.simulations.planning.earlier_runs.weights_of_run import remember_weights
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import WeightsOfRun, remember_merged
 from fedlsg.simulations.planning.trust import allow_code
 from fedlsg.simulations.report.drawing.chart import Chart, keys
 from fedlsg.simulations.report.page_of_run.run_charts import course
@@ -97,7 +97,9 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         ) from None
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:
-        final = without_adapters(final)
+        factors, final = final, without_adapters(final)
+        if settings.public_rows is None:
+            remember_merged(run, final.tensors, factors.tensors)
     elif lora and said:
         raise ValueError(
             f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, "
@@ -143,7 +145,7 @@ def export_unfinished(directory: str, console: Console) -> None:
         verify_extends(run.resume_point()[0]["ledgers"], run.ledgers)
         final = checkpoint_model(base, run)
         write_model(run.path, final.tensors, final.facts)
-        remember_weights(base, run)
+        WeightsOfRun(base, run).remember()
     print_whole(f"weights of round {final.facts['round']} in {run.path / WEIGHTS}", console)
     print_whole(f"another run goes on from them: fedlsg run ... --start-from {run.path}", console)
 

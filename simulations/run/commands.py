@@ -48,7 +48,6 @@ from fedlsg.simulations.planning.earlier_runs.continuity import (
     refuse_lost_checkpoint,
     settings_further,
 )
-from fedlsg.simulations.planning.earlier_runs.weights_of_run import remember_weights
 from fedlsg.simulations.planning.plan import Plan, planned_epsilon
 from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
 from fedlsg.simulations.report.page_of_run.client_table import ON_TERMINAL, client_table
@@ -362,8 +361,6 @@ def execute(
         if lost or (failed and directory.has_checkpoint):
             print_whole(words, console)
         raise
-    if done < plan.schedule.rounds:  # else the run was finished before, and remembered
-        remember_weights(plan, directory)
     if summary["diverged"]:
         text = f"the rounds before it are in {directory.path / 'report.html'}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

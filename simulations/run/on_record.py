@@ -9,7 +9,7 @@ Two records, because each run has a ledger of its own, which does not see other 
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +24,11 @@ from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import weights_in
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.server.best_round import BEST_FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA
 
 HOW_TO_GO_ON = (
@@ -91,10 +90,8 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     finally:
         entries = charged(directory, only_this_run=goes_on)
         run.charged = lambda: entries
-        for folder in (directory.path, directory.path / BEST_FOLDER):
-            # the file is missing if the run did not finish, or no callback kept its best round
-            with suppress(FileNotFoundError):
-                writer.note(read_model(folder)[0])
+        for tensors in weights_in(directory, trainable(plan.initial.model())):
+            writer.note(tensors)
     runs = runs_on(places)
     if len(runs) > 1:
         total = epsilon_words(epsilon_of_runs(runs, s.delta))

@@ -29,6 +29,7 @@ from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.simulations.planning.base.disclosure import closed_folders, is_covered, released_of
 from fedlsg.simulations.planning.earlier_runs.continuity import begin, refuse_lost_checkpoint
 from fedlsg.simulations.planning.earlier_runs.warm_start import carry_over
+from fedlsg.simulations.planning.earlier_runs.weights_of_run import WeightsOfRun
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
 from fedlsg.simulations.server.deployment import Deployment, most_examples
@@ -84,7 +85,13 @@ def serve(
     torch.set_num_threads(plan.settings.threads)
     keep_freed_memory()
     calls = CallbackList(callbacks)
-    with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
+    with (
+        resumable(run.path),
+        exclusive(run),
+        ExitStack() as ends,
+        calls.told_of_failure(),
+        ExitStack() as stack,
+    ):
         if isinstance(grid, SimulatedGrid):
             stack.callback(grid.end)
         if not run.has_checkpoint:
@@ -92,15 +99,16 @@ def serve(
         state = plan.initial.server()
         downlink = make_downlink(plan.settings, state, run)
         clock, deployed = SimulatedClock(plan.clients.participation), deployment is not None
-        recorder = Recorder(
-            run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls)
-        )
+        weights = WeightsOfRun(plan, run)
+        show = _each(on_round, calls, weights)
+        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=show)
         if run.has_checkpoint:
             recorder.resume()
         else:
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
+        ends.callback(weights.remember)  # what it has written, however it ends
         stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment, start)
         stack.close()
         if diverged:
@@ -115,13 +123,14 @@ def serve(
         return summary
 
 
-def _each(show: OnRound | None, calls: CallbackList) -> OnRound:
+def _each(show: OnRound | None, calls: CallbackList, weights: WeightsOfRun) -> OnRound:
     """Show a row first: what a callback prints, or raises, comes after it."""
 
     def on_round(row: Row) -> None:
         if show is not None:
             show(row)
         calls.on_round(row.columns)
+        weights.now_and_then()
 
     return on_round
 

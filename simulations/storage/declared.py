@@ -36,12 +36,15 @@ Damage = Literal["digest", "grows", "own", "none"]
 """How damage is found: the manifest has a digest of the file; or its length and the digest up to
 there; or the file has a digest of its own until the run ends, because it changes between two
 checkpoints. "none": nobody uses its content."""
+Weights = Literal["model", "checkpoint", "flat", "command"]
+"""A model with its facts; a checkpoint; one vector; or what a command writes, and notes itself."""
 
 
 @dataclass(frozen=True)
 class Declared:
     """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in
-    a folder.
+    a folder. ``weights``: how weights that were trained are in it, for later processes, which know
+    them (``earlier_runs.weights_of_run``).
     """
 
     pattern: str
@@ -49,6 +52,7 @@ class Declared:
     writer: str
     secret: bool = False
     damage: Damage = "digest"
+    weights: Weights | None = None
 
 
 SERVER, CLIENT, DRIVER = "server", "client", "driver"
@@ -78,6 +82,7 @@ RUN = (
         "model.safetensors",
         "the evaluated model (with `ema`: the average), for plain torch",
         SERVER,
+        weights="model",
     ),
     Declared("config.json", "what the model is, and its digest", SERVER),
     Declared(
@@ -108,8 +113,20 @@ RUN = (
         damage="own",
     ),
     Declared("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
-    Declared("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
-    Declared("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),
+    Declared(
+        "checkpoint/latest.pt",
+        "what `fedlsg resume` continues from",
+        SERVER,
+        damage="own",
+        weights="checkpoint",
+    ),
+    Declared(
+        "checkpoint/previous.pt",
+        "the checkpoint of the round before",
+        SERVER,
+        damage="own",
+        weights="checkpoint",
+    ),
     Declared(
         "checkpoint/damaged.pt",
         "a damaged checkpoint, after a repair",
@@ -135,7 +152,12 @@ RUN = (
     ),
     Declared("updates/round-*/frame.json", "parameters, blocks, divisor of the payloads", SERVER),
     Declared("updates/round-*/frame.npz*", "L, R and kept positions", SERVER),
-    Declared("updates/round-*/weights.npy*", "public weights at the start of the round", SERVER),
+    Declared(
+        "updates/round-*/weights.npy*",
+        "public weights at the start of the round",
+        SERVER,
+        weights="flat",
+    ),
     Declared("updates/round-*/kept.npy*", "kept positions, if the server chose them", SERVER),
     Declared(
         "updates-truth/round-*/client-*.npy*",
@@ -194,11 +216,18 @@ RUN = (
         "the best model, with `callbacks=best-model`",
         "callback",
         damage="own",
+        weights="model",
     ),
     Declared("best/config.json", "what it is, and its digest", "callback", damage="own"),
     Declared("*-run-id", "name of the run at MLflow, or Weights & Biases", "callback"),
     Declared("wandb/**", "what Weights & Biases keeps", "its library", damage="none"),
-    Declared("export/**", "the model for other programs", "`fedlsg export`", damage="none"),
+    Declared(
+        "export/**",
+        "the model for other programs",
+        "`fedlsg export`",
+        damage="none",
+        weights="command",
+    ),
 )
 """A run directory, on every engine."""
 NODE = (

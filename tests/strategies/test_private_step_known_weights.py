@@ -1,6 +1,7 @@
 """Weights that an earlier process trained: a private step recognises them, and writes its own."""
 
 import copy
+import gc
 import subprocess
 import sys
 import time
@@ -176,9 +177,64 @@ def test_the_list_is_what_a_later_process_knows(forgets, monkeypatch):
         small_step(later)
 
 
+def sparsely_trained(**given):
+    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+    before = copy.deepcopy(net)
+    step = small_step(net, **given)
+    step.step(step.batches(rows()))
+    step.state_dict()
+    moved = [
+        int((p != q).sum()) for p, q in zip(net.parameters(), before.parameters(), strict=True)
+    ]
+    return net, before, sum(moved)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sparsity", [0.99, 0.999])
+def test_a_very_sparse_method_is_recognised(sparsity, seed, monkeypatch):
+    """Some of 4,935 numbers move. It was accepted again, at epsilon 0, and so was a copy."""
+    net, before, moved = sparsely_trained(method="rs", steps=1, sparsity=sparsity, seed=seed)
+    assert 0 < moved < 120
+    for again in (net, copy.deepcopy(net)):
+        with pytest.raises(ValueError, match=REFUSED):
+            small_step(again)
+    small_step(before)  # the weights of the start are nobody's
+    monkeypatch.setattr(trained_weights, "_DIGESTS", {})  # as in a later process
+    with pytest.raises(ValueError, match=REFUSED):
+        small_step(copy.deepcopy(net))
+    small_step(copy.deepcopy(before))
+
+
+def test_a_step_without_an_update_is_no_false_alarm():
+    net, before, moved = sparsely_trained(
+        method="dpsgd", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
+    )
+    assert moved == 0
+    for again in (net, before, copy.deepcopy(net)):
+        small_step(again)
+
+
+def test_a_step_that_is_interrupted_after_its_update_has_trained():
+    net = nn.Linear(8, 3)
+
+    class Interrupted(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            raise KeyboardInterrupt
+
+    step = small_step(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    step.step(batches := step.batches(rows()))
+    step.optimizer.__class__ = Interrupted
+    with pytest.raises(KeyboardInterrupt):
+        step.step(batches)
+    with pytest.raises(ValueError, match=REFUSED):
+        small_step(copy.deepcopy(net))
+
+
 def test_the_list_costs_a_step_nothing(monkeypatch):
     """It is written with the state, at the end, and once a minute, and not in each step."""
     written = []
+    gc.collect()  # steps of tests before write at their end
     monkeypatch.setattr(UserList, "remember", lambda own, digests: written.append([*digests]))
     step = small_step(nn.Linear(8, 3))
     batches = step.batches(rows())

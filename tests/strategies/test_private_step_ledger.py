@@ -9,6 +9,7 @@ import torch
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import BudgetError, Entry, Ledger, LedgerError
+from fedlsg.strategies.own_loop.loop_account import LoopAccount
 from tests.strategies.own_loop import EXAMPLES, PUBLIC, batch, made, private_step, weights
 
 
@@ -207,3 +208,17 @@ def test_a_state_of_other_terms_is_refused(changed):
     state = private_step(method="dpsgd").state_dict()
     with pytest.raises(ValueError, match="the state was made with"):
         private_step(**{"method": "dpsgd"} | changed).load_state_dict(state)
+
+
+def test_a_loop_begins_a_torn_file_again_as_that_of_its_client(tmp_path):
+    """It began again as client 0, whatever was lost."""
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path, client=3).begin()
+    path.write_bytes(path.read_bytes()[:60])
+    account = LoopAccount(path, num_examples=60)
+    assert (account.ledger.client, account.ledger.entries) == (3, ())
+    account.ledger.begin()
+    assert Ledger(path).client == 3
+    path.write_bytes(b"\0" * 60)
+    with pytest.raises(LedgerError, match="damaged"):
+        LoopAccount(path, num_examples=60)

@@ -1,32 +1,121 @@
 """Digests of weights that a run has trained, for later processes: these weights are known as
 trained on the rows of the run, in any file (``fedlsg.privacy.known_weights``).
+
+The files are those that ``storage.declared`` says hold weights: the last model, the best one, both
+checkpoints with their average, weights of recorded rounds, and what is exported.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from fedlsg.gradients import trainable
-from fedlsg.privacy.known_weights import WEIGHTS
-from fedlsg.privacy.trained_weights import DIGEST_BYTES, MAX_NOTED_PARAMETERS, digest_of
+from fedlsg.privacy.known_weights import SECONDS, WEIGHTS
+from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
+from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of
 from fedlsg.simulations.planning.base.run_base import Base
+from fedlsg.simulations.storage.atomic_files import load_array, load_checkpoint
+from fedlsg.simulations.storage.declared import RUN
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 
-
-def remember_weights(plan: Base, run: RunDir) -> None:
-    """Keep digests of what a run has trained and written: of its largest parameters that moved."""
-    if plan.settings.public_rows is not None:
-        return
-    before = set(_digests(plan.initial.model()))
-    tensors, facts = read_model(run.path)
-    trained = sorted(
-        (tensors[name] for name in facts["trained"] if name in tensors), key=lambda t: -t.numel()
-    )
-    moved = [digest for t in trained if (digest := digest_of(t)) not in before]
-    whole = [digest.hex() for digest in moved if len(digest) == DIGEST_BYTES]
-    WEIGHTS.remember((digest, str(run.path)) for digest in whole[:MAX_NOTED_PARAMETERS])
+Tensors = Mapping[str, Tensor]
+Reader = Callable[[Path, Tensors], Iterable[Tensors]]
+"""From a file, and the parameters that the run trains as they began, to weights in it."""
+RARELY = 50
+"""Times what a write takes, at least, until the next one in a run."""
 
 
-def _digests(model: nn.Module) -> Iterator[bytes]:
-    return map(digest_of, trainable(model).values())
+def _model(path: Path, trained: Tensors) -> Iterator[Tensors]:
+    tensors, facts = read_model(path.parent)
+    yield {name: tensors[name] for name in facts["trained"] if name in tensors}
+
+
+def _checkpoint(path: Path, trained: Tensors) -> Iterator[Tensors]:
+    server = load_checkpoint(path)["server"]
+    yield server["model"]
+    if server["average"] is not None:
+        yield _parts(server["average"], trained)
+
+
+def _flat(path: Path, trained: Tensors) -> Iterator[Tensors]:
+    yield _parts(torch.from_numpy(load_array(path)), trained)
+
+
+def _parts(flat: Tensor, trained: Tensors) -> Tensors:
+    parts = flat.split([tensor.numel() for tensor in trained.values()])
+    each = zip(trained.items(), parts, strict=True)
+    return {name: part.view(like.shape) for (name, like), part in each}
+
+
+def _elsewhere(path: Path, trained: Tensors) -> Iterator[Tensors]:
+    """They are those of the model, or noted by the command that merges them."""
+    return iter(())
+
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {"model": _model, "checkpoint": _checkpoint, "flat": _flat, "command": _elsewhere}
+)
+"""By kind of file, as ``Declared.weights`` says it."""
+
+
+def weights_in(run: RunDir, trained: Tensors) -> Iterator[Tensors]:
+    """The weights in the files of a run, the newest last; ``trained``: those of the start.
+
+    A file that is not there or damaged has none: nobody goes on from it.
+    """
+    for declared in reversed(RUN):
+        if declared.weights is not None:
+            for path in sorted(run.path.glob(declared.pattern.removesuffix("*"))):
+                with suppress(OSError, ValueError, KeyError):
+                    yield from READERS[declared.weights](path, trained)
+
+
+class WeightsOfRun:
+    """Keeps the list of what a run has written; ``plan`` has its initial model."""
+
+    def __init__(self, plan: Base, run: RunDir) -> None:
+        self._plan, self._run = plan, run
+        self._listed: set[tuple[str, str]] = set()
+        self._next = time.monotonic() + SECONDS
+
+    def now_and_then(self) -> None:
+        """``remember``, if the last time is a while ago."""
+        if (began := time.monotonic()) >= self._next:
+            self.remember()
+            took = time.monotonic() - began
+            self._next = began + max(SECONDS, RARELY * took)
+
+    def remember(self) -> None:
+        """Put the weights in the files into the list: of each the largest that moved. Those of
+        files that were replaced leave it.
+        """
+        if self._plan.settings.public_rows is not None:
+            return
+        initial = self._plan.initial.model()
+        now = {
+            (digest.hex(), str(self._run.path))
+            for tensors in weights_in(self._run, trainable(initial))
+            for digest in largest_moved(tensors, initial.state_dict())
+        }
+        WEIGHTS.remember(sorted(now), instead_of=self._listed - now)
+        self._listed = now
+
+
+def remember_merged(run: RunDir, tensors: Tensors, factors: Tensors) -> None:
+    """Keep digests of weights into which the factors of a run's model were merged."""
+    WEIGHTS.remember((digest.hex(), str(run.path)) for digest in largest_moved(tensors, factors))
+
+
+def largest_moved(tensors: Tensors, start: Tensors) -> list[bytes]:
+    """Digests of the largest tensors whose numbers are not among those of the ``start``."""
+    digests = digests_of(tensors)
+    before = {digest for each in digests_of(start).values() for digest in each}
+    by_size = sorted(tensors, key=lambda name: -tensors[name].numel())
+    moved = [d for name in by_size for d in digests[name] if d not in before]
+    return [digest for digest in moved if len(digest) == DIGEST_BYTES][:MAX_NOTED_PARAMETERS]

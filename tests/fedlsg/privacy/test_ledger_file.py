@@ -15,7 +15,7 @@ import pytest
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Ledger, LedgerError
 from fedlsg.privacy.ledger_entry import encode_line
-from fedlsg.privacy.ledger_file import ledger_path, read_entries
+from fedlsg.privacy.ledger_file import ledger_path, load, read_entries
 from fedlsg.privacy.run_ledger import verify_extends
 from tests.fedlsg.support.ledgers import entry, filled, sha256, snapshots
 from tests.places import REPOSITORY
@@ -174,20 +174,90 @@ def test_a_torn_file_keeps_every_whole_line_and_takes_the_next_charge(path):
         assert Ledger(path, client=3).entries == (*entries[:whole], entry(50), entry(51)), length
 
 
-def test_a_line_torn_twice_is_skipped_and_a_cut_line_that_was_released_is_not(path):
+def test_a_torn_line_is_removed_and_a_cut_line_that_was_released_is_found(path):
     filled(path, rounds=2)
-    with open(path, "ab") as file:
-        file.write(b'{"client": 3, "rou')
-    Ledger(path, client=3).charge(entry(2))
-    with open(path, "ab") as file:
-        file.write(b'{"clie')
-    Ledger(path, client=3).charge(entry(3))
+    for torn, number in ((b'{"client": 3, "rou', 2), (b'{"clie', 3)):
+        with open(path, "ab") as file:
+            file.write(torn)
+        Ledger(path, client=3).charge(entry(number))
     assert [e.round for e in Ledger(path, client=3).entries] == [0, 1, 2, 3]
     lines = path.read_bytes().split(b"\n")
+    assert len(lines) == 6
     lines[2] = lines[2][:30]  # a released line, cut to look torn
     path.write_bytes(b"\n".join(lines))
-    with pytest.raises(LedgerError, match="line 5: it does not continue"):
+    with pytest.raises(LedgerError, match="line 4: it does not continue"):
         Ledger(path, client=3)
+
+
+def test_torn_lines_that_older_versions_kept_are_skipped(path):
+    """There the next line followed, and skipped them in its chain; also a torn header."""
+    filled(path, rounds=3)
+    header, *lines = path.read_bytes().splitlines()
+    torn = [header[:40], header, lines[0], lines[1][:90], lines[1][:30], *lines[1:], b""]
+    path.write_bytes(b"\n".join(torn))
+    assert [e.round for e in Ledger(path, client=3).entries] == [0, 1, 2]
+    assert read_entries(path) == Ledger(path, client=3).entries
+
+
+def overwritten(content: bytes, count: int) -> bytes:
+    return content[:-count] + b"\0" * count
+
+
+DAMAGES = {
+    "NUL bytes alone": lambda c: b"\0" * len(c),
+    "NUL bytes and a line feed": lambda c: b"\0" * len(c) + b"\n",
+    "NUL bytes over the last ones": lambda c: overwritten(c, 200),
+    "NUL bytes over the last line feed": lambda c: overwritten(c, 1),
+    "NUL bytes after all": lambda c: c + b"\0" * 512,
+    "NUL bytes over the header": lambda c: b"\0" * c.index(b"\n") + c[c.index(b"\n") :],
+    "every line cut": lambda c: b"\n".join(line[:-90] for line in c.split(b"\n")),
+    "the last two lines cut": lambda c: b"\n".join(
+        [*c.split(b"\n")[:-3], *(line[:-90] for line in c.split(b"\n")[-3:-1])]
+    ),
+    "a cut line with its line feed": lambda c: c[:-30] + b"\n",
+    "the header cut": lambda c: c[:40] + c[c.index(b"\n") :],
+    "the header cut, and the next one": lambda c: c[: c.index(b"\n") + 60].replace(b"}", b""),
+    "no header": lambda c: c[c.index(b"\n") + 1 :],
+    "the header of another client, cut": lambda c: c[:40].replace(b"3", b"0"),
+    "other text at the end": lambda c: c + b"and more",
+    "a line of another client, cut": lambda c: c + b'{"client": 0, "round": 7, ',
+    "a line of another chain, cut": lambda c: c + b'{"client": 3, "round": 7, "prev": "1234',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_no_crash_leaves_is_refused_and_nothing_is_written(damage, path):
+    """Lost bytes once opened as a ledger that had spent nothing, or a step less."""
+    filled(path)
+    path.write_bytes(damaged := damage(path.read_bytes()))
+    with pytest.raises(LedgerError, match=f"{path.name}.*restore the file"):
+        Ledger(path, client=3).charge(entry(9))
+    with pytest.raises(LedgerError):
+        Ledger(path)
+    assert path.read_bytes() == damaged
+
+
+def test_a_torn_header_says_whose_ledger_begins_again(path):
+    filled(path)
+    content = path.read_bytes()
+    for length in (1, 24, 25, 26, 40, content.index(b"\n") - 1):
+        path.write_bytes(content[:length])
+        assert load(path, None)[0] == (3 if length > 25 else -1)
+        with pytest.raises(LedgerError, match="so no ledger of any client"):
+            Ledger(path)
+        if length > 24:
+            with pytest.raises(LedgerError, match="another client than 0"):
+                Ledger(path, client=0)
+        Ledger(path, client=3).charge(entry(0))
+        assert Ledger(path).client == 3
+
+
+def test_a_planted_mistake_is_found(path, monkeypatch):
+    """The negative control: if any text without an end were torn, the last charge would be lost."""
+    filled(path)
+    path.write_bytes(overwritten(path.read_bytes(), 200))
+    monkeypatch.setattr("fedlsg.privacy.ledger_file.may_be_torn", lambda *given: True)
+    assert len(Ledger(path, client=3).entries) == 3
 
 
 def child(code: str, *arguments: object, stdin: int | None = None) -> subprocess.Popen:

@@ -128,7 +128,9 @@ def test_every_way_in_which_a_crash_tears_the_last_record(ledger):
         }
 
 
-@pytest.mark.parametrize("damage", ["flip", "last byte", "drop", "swap", "header"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "last byte", "drop", "swap", "header", "NUL", "all NUL", "text"]
+)
 def test_a_damaged_line_is_refused_by_its_number(damage, ledger):
     for client in range(3):
         ledger.charge([entry(client)])
@@ -139,9 +141,20 @@ def test_a_damaged_line_is_refused_by_its_number(damage, ledger):
         "drop": [head, first, third],
         "swap": [head, second, first, third],
         "header": [head.replace(b"3", b"4", 1), first, second, third],
+        "NUL": [head, first, second, third[:-90] + b"\0" * 90],
+        "all NUL": [b"\0" * 600],
+        "text": [head, first, second, third, b"and more"],
     }[damage]
     ledger.path.write_bytes(b"".join(lines))
-    number = {"flip": 4, "last byte": 4, "drop": 3, "swap": 2, "header": 1}[damage]
+    number = {
+        "flip": 4,
+        "last byte": 4,
+        "drop": 3,
+        "swap": 2,
+        "header": 1,
+        "NUL": 4,
+        "all NUL": 1,
+    }.get(damage, 5)
     with pytest.raises(LedgerError, match=f"line {number}"):
         RunLedger(ledger.folder)
 

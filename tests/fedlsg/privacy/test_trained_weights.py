@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedlsg.privacy import trained_weights
-from fedlsg.privacy.trained_weights import Writer, digest_of, follow
+from fedlsg.privacy.trained_weights import Writer, follow
+from fedlsg.privacy.weight_digest import digest_of
 
 STEPS = torch.Generator().manual_seed(4)
 
@@ -77,6 +78,41 @@ def test_what_did_not_move_is_nobodys():
     with torch.no_grad():
         other[4].weight.copy_(model[4].weight)
     assert refused(other)
+
+
+def one_moved(place, dtype=torch.float32, by=0.1):
+    """A new model of 30 layers, of which a step has moved one number."""
+    torch.manual_seed(0)
+    model, writer = nn.Sequential(*(nn.Linear(40, 40) for _ in range(30))).to(dtype), Writer()
+    writer.begin(dict(model.named_parameters()), most=3)
+    with torch.no_grad():
+        model[place].weight.view(-1)[7 * place + 5] += by
+    writer.note(dict(model.named_parameters()))
+    return model
+
+
+@pytest.mark.parametrize("place", [0, 17, 29])
+def test_one_number_that_moved_is_seen(place):
+    """As very sparse methods move them: no digest was noted, and the budget began again."""
+    model = one_moved(place)
+    assert refused(model)
+    assert refused(copy.deepcopy(model))
+    # a part of the model that was trained, and did not move; a copy of it is anybody's
+    assert refused(model[1 if place else 2])
+    assert not refused(copy.deepcopy(model[1 if place else 2]))
+
+
+def test_a_step_that_moves_no_number_is_no_false_alarm():
+    model = one_moved(3, by=0.0)
+    assert not refused(model)
+    assert not refused(copy.deepcopy(model))
+
+
+def test_numbers_below_float32_are_seen_in_float64():
+    model = one_moved(3, torch.float64, by=1e-12)
+    assert refused(model)
+    assert refused(copy.deepcopy(model))
+    assert not refused(copy.deepcopy(model).float())  # these numbers have not moved
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

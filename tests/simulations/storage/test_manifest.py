@@ -123,7 +123,7 @@ def test_what_a_crash_leaves_is_no_damage(runs, copies):
     with run.directory.rounds.open("a") as file:
         file.write(rows.splitlines(keepends=True)[-1])
     with run.directory.charges.path.open("a") as file:
-        file.write('{"half a li')
+        file.write('{"charged": {"cli')
     found = examine(run.directory)
     assert found.changed == {}
     assert len([note for note in found.notes if "rounds.csv" in note or "no charge" in note]) == 2
