@@ -268,7 +268,10 @@ def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
     shape, and keeps something.
     """
     kept: Any = call(choose, block, public=public)
-    where = f"mask by {name_of(choose)} for the {block.part} block of {block.parameter}"
+    where = (
+        f"round {public.time.round}, mask by {name_of(choose)} for the {block.part} block of "
+        f"{block.parameter}"
+    )
     if not isinstance(kept, Tensor) or kept.dtype != torch.bool or tuple(kept.shape) != block.shape:
         returned = (
             f"{kept.dtype} of shape {tuple(kept.shape)}"

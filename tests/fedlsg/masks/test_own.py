@@ -49,7 +49,8 @@ def test_the_kept_positions_by_hand():
 )
 def test_a_wrong_choice_is_refused_by_the_names_of_function_and_block(made, message):
     with pytest.raises(
-        ValueError, match=r"mask by .*test_own.own_choice for the core block of w: .*" + message
+        ValueError,
+        match=r"round 1, mask by .*test_own.own_choice for the core block of w: .*" + message,
     ):
         keep_chosen(BLOCK, partial(own_choice, made), PUBLIC)
 
