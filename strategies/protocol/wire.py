@@ -40,9 +40,10 @@ nearly 0, and one liar would end the plan of all.
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
     1001, 1007
 )
-WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
+WORKER_DIED, DISK_FULL, TOO_SLOW, REFUSED_RUN = range(1007, 1011)
 """Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason.
 TOO_SLOW: stopped at its own limit, or still at work on an earlier round: not waited for.
+REFUSED_RUN: the run's settings are weaker than the client's terms; time changes neither.
 """
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 STAGE = "secure sum"
