@@ -32,6 +32,7 @@ from fedlsg.simulations.client.node.other_replies import (
     other_reply,
 )
 from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
+from fedlsg.simulations.flower_apps.app_code import AppCode
 from fedlsg.simulations.flower_apps.client import note_other_torch
 from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
 from fedlsg.simulations.flower_apps.secure_update import answer_stage, masked_update
@@ -112,6 +113,8 @@ def private_update(
     Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1, epsilon and the
     number of replies without noise, nothing else: metrics of training stay here, and errors of the
     app leave as one constant text. Every other message is refused unless the owner allows it.
+    So is training by the code of another folder than the app's, which a local SuperLink of another
+    app may have imported.
     Adjacency is zero-out: an update of zeros in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
     Not covered: that the app failed; under trust="secure", a server that invents more than
@@ -129,6 +132,7 @@ def private_update(
             "text"
         )
     kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
+    code = AppCode.of_caller()
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
@@ -143,6 +147,8 @@ def private_update(
         return book_of(*ledger_on(context, folder, "private_update"))
 
     def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if code is not None:
+            code.check()
         terms = read_terms(message.content)
         check_trust(terms, trust, colluders)
         if stage_of(message.content) not in (None, MASKED):
