@@ -59,7 +59,7 @@ class AppCode:
             raise SettingsError(
                 f"this client runs the code of another folder: {here.folder} has another "
                 f"{', '.join(other)} than the app that was started ({self.folder}). A local "
-                "SuperLink keeps the folder of its first app: stop it (pgrep -u $USER -af "
+                "SuperLink keeps the folder of its first app: stop it (pgrep -u $(id -u) -af "
                 "flower-superlink; kill its number), then start this app again; or give the app a "
                 "package name of its own"
             )

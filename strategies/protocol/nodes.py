@@ -28,7 +28,7 @@ from fedlsg.strategies.protocol.expectations import (
 )
 from fedlsg.strategies.protocol.proofs import CODE, News, check_same_code, code_record, read_news
 from fedlsg.strategies.protocol.round_report import NO_REPLY
-from fedlsg.strategies.protocol.wire import REFUSED_RUN, read_identity
+from fedlsg.strategies.protocol.wire import REFUSED_RUN, read_identity, read_most
 
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0
@@ -42,8 +42,8 @@ MAX_QUERIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger and what
-    it may spend in a run, (epsilon, delta) (0: as the run says).
+    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger, what
+    it may spend in a run, (epsilon, delta) (0: as the run says), and at most over all runs.
     """
 
     node: int
@@ -51,6 +51,7 @@ class Identity:
     num_examples: int
     news: News | None
     budget: tuple[float, float] = (0.0, 0.0)
+    most: tuple[float, float] | None = None
 
 
 class SimulatedGrid(Grid):
@@ -297,6 +298,7 @@ class Roster:
                     num_examples=num_examples,
                     news=read_news(reply.content),
                     budget=budget,
+                    most=read_most(reply.content),
                 )
             )
         except Exception:

@@ -43,6 +43,7 @@ HARMLESS = frozenset(
         "evaluate_every",
         "evaluate_clients",
         "show_names",
+        "partial_run",
         "record_updates",
     }
 )
