@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from fedlsg.simulations.client.node.refusals import SettingsError
 
@@ -70,11 +69,10 @@ def _of_module(name: str) -> AppCode | None:
     module = sys.modules.get(name)
     if name == "__main__" or module is None or getattr(module, "__file__", None) is None:
         return None
-    package = sys.modules.get(name.partition(".")[0])
-    is_package = isinstance(package, ModuleType) and hasattr(package, "__path__")
     file = Path(str(module.__file__))
-    folder = Path(next(iter(package.__path__))) if is_package else file.parent
-    files = sorted(folder.rglob("*.py")) if is_package else [file]
+    paths = list(getattr(sys.modules.get(name.partition(".")[0]), "__path__", ()))  # of a package
+    folder = Path(paths[0]) if paths else file.parent
+    files = sorted(folder.rglob("*.py")) if paths else [file]
     return AppCode(
         module=name,
         folder=str(folder),
