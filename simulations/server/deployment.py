@@ -20,10 +20,13 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.accounting import AccountingError, Event, compose
 from fedlsg.config.units import unit_named
 from fedlsg.privacy import Entry, Ledger, RunLedger, extend, read_entries
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
+from fedlsg.simulations.planning.client_noise import events_of
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, text_of
 from fedlsg.simulations.settings.settings import RUN, Settings
@@ -209,26 +212,22 @@ class Deployment:
         """Epsilon spent before, rounds that fit and planned rounds of the clients whose budget
         does not carry all of them, from the ledgers that they sent.
         """
-        state = plan.initial.server()
-        if state.awaits_pruning or plan.local.shuffled:
-            return {}  # several kinds of rounds: the clients find out
-        common = state.plan(plan.local, plan.sums, plan.unit)
+        blocks = count_blocks(plan)
         unfit = {}
         with TemporaryDirectory() as folder:
             for client, news in self._news.items():
-                terms, path = plan.terms[client], Path(folder) / f"{client}.jsonl"
                 planned = plan.clients.steps[client] // plan.clients.steps_a_round
                 if client not in self._most or not planned:
                     continue
+                path = Path(folder) / f"{client}.jsonl"
                 if news.lines:
                     extend(path, client, news.lines, news.head)
-                ledger = Ledger(path, client=client)
-                charge = common.for_client(terms).charge(terms.num_examples)
-                fits = partial(_fits, ledger, charge, self._most[client])
+                ledger, most = Ledger(path, client=client), self._most[client]
+                fits = partial(_fits, plan, client, ledger.events(), blocks, most)
                 if fits(planned):
                     continue
                 fit = bisect_left(range(planned + 1), True, key=lambda count: not fits(count)) - 1
-                spent = ledger.epsilon(self._most[client][1])
+                spent = ledger.epsilon(most[1])
                 unfit[client] = (getattr(spent, "upper", math.inf), max(fit, 0), planned)
         return unfit
 
@@ -242,14 +241,24 @@ class Deployment:
 
 
 def _fits(
-    ledger: Ledger, charge: Mapping[str, Any], most: tuple[float, float], rounds: int
+    plan: Plan,
+    client: int,
+    before: Sequence[Event],
+    blocks: int,
+    most: tuple[float, float],
+    rounds: int,
 ) -> bool:
-    """Whether a ledger may be charged for so many rounds within (epsilon, delta)."""
-    if rounds == 0:
-        return True
-    terms = {**charge, "steps": rounds * charge["steps"]}
-    entry = Entry(client=ledger.client, round=1, attempt=0, **terms)
-    return not ledger.would_exceed(entry, *most)
+    """Whether so many rounds of a client's plan are within (epsilon, delta), after what its ledger
+    holds.
+    """
+    terms, clients = plan.terms[client], plan.clients
+    training, *pruning = events_of(plan, terms, blocks)
+    steps = clients.accounted_steps(terms.num_examples, rounds * clients.steps_a_round)
+    events = (*before, *pruning, *([replace(training, steps=steps)] if rounds else []))
+    try:
+        return compose(events, delta=most[1], accountants=("pld",)).upper <= most[0]
+    except AccountingError:
+        return False
 
 
 def most_examples(settings: Settings) -> int:
