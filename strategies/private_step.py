@@ -55,6 +55,7 @@ from fedlsg.strategies.own_loop.loop_account import (
 )
 from fedlsg.strategies.own_loop.one_round import Rehearsals, Release, Watcher
 from fedlsg.strategies.own_loop.row_checks import check_rows
+from fedlsg.strategies.own_loop.short_steps import warn_of_short_steps
 from fedlsg.strategies.own_loop.user_inputs import (
     Data,
     Optimizers,
@@ -430,6 +431,13 @@ class PrivateStep:
         rows = self._rows = self._made_by(batch)
         self._rounds.batched = self.batched
         self._rehearsals.before(rows, groups, self._terms)
+        if self._state.round == 0 and self._state.scheduler is not None:
+            warn_of_short_steps(
+                self.method,
+                self._spending,
+                self._terms.noise_multiplier,
+                trainable(self.model).values(),
+            )
         if batch is not self._read:
             self._account.spends.read(places_of(batch, self.num_examples))
             self._read = batch

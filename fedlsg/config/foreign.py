@@ -331,6 +331,10 @@ EVALUATES = (
 NOTHING_ELSE = "clients send what is private, and no metrics of training"
 PACKED = "payloads are packed by fedlsg, and settings travel with them"
 SECRET = "noise is drawn from a cryptographic generator"
+OF_MODEL = (
+    "the initial weights are those of the model: load a checkpoint in the function that builds it"
+)
+ARGUMENTS = "settings of training are arguments: learning_rate=, local_steps=, ..."
 NOT_NEEDED = {
     "accountant": "epsilon is a certified upper bound, by fedlsg's own accountant",
     "alphas": "epsilon is a certified upper bound, by fedlsg's own accountant",
@@ -338,23 +342,26 @@ NOT_NEEDED = {
     "configrecord_key": PACKED,
     "data_loader": "batches are Poisson samples of the data, made by step.batches(data)",
     "drop_last": "batches are Poisson samples",
+    "evaluate_config": EVALUATES,
     "evaluate_fn": f"{EVALUATES}; a Flower Strategy has start(evaluate_fn=...), too",
     "evaluate_metrics_aggr_fn": EVALUATES,
     "evaluate_metrics_aggregation_fn": EVALUATES,
     "fit_metrics_aggregation_fn": NOTHING_ELSE,
     "fraction_evaluate": EVALUATES,
     "grad_sample_mode": "how gradients of examples are computed follows from the model",
-    "initial_parameters": "the initial weights are those of the model: load a checkpoint in the "
-    "function that builds it",
+    "initial_arrays": OF_MODEL,
+    "initial_parameters": OF_MODEL,
     "inplace": PACKED,
     "loss_reduction": "a loss is given as it is, and its reduction is read",
     "min_evaluate_clients": EVALUATES,
     "min_evaluate_nodes": EVALUATES,
     "noise_generator": SECRET,
-    "on_fit_config_fn": "settings are arguments: learning_rate=, local_steps=, ...",
+    "on_evaluate_config_fn": EVALUATES,
+    "on_fit_config_fn": ARGUMENTS,
     "poisson_sampling": "batches are Poisson samples",
     "secure_mode": SECRET,
     "secure_rng": SECRET,
+    "train_config": f"{ARGUMENTS}, and no key is read by clients",
     "train_metrics_aggr_fn": NOTHING_ELSE,
     "validate": "the model is checked before the first step",
 }

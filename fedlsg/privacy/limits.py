@@ -64,6 +64,12 @@ def held_to(limits: Limits) -> Iterator[Held]:
         _NOW.reset(token)
 
 
+def budgets_now() -> tuple[tuple[float, float], ...]:
+    """The budgets (epsilon, delta) that hold now; none without limits."""
+    held = _NOW.get()
+    return () if held is None else held.limits.budgets
+
+
 def check_limits(entry: Entry, would_exceed: WouldExceed) -> None:
     """Raise BudgetError for an entry beyond the limits that hold now; nothing is charged then."""
     held = _NOW.get()

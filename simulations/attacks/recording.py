@@ -58,6 +58,7 @@ OWN = (
     "multiplicity",
     "evaluate_clients",
     "show_names",
+    "partial_run",
     *participation.NAMES,
 )
 """Settings of a run that the short one like it has not: it has the sigma that an epsilon led

@@ -149,6 +149,7 @@ class Deployed:
             here.num_examples,
             epsilon=self.terms.epsilon or 0.0,
             delta=self.terms.delta or 0.0,
+            most=(self.terms.epsilon_max, self.terms.delta_max),
             local=False,
         )
         content[RECORD] = news_record(folder.news())

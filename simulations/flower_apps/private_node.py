@@ -24,6 +24,7 @@ from fedlsg.simulations.client.node.other_replies import (
     other_reply,
 )
 from fedlsg.simulations.client.node.refusals import OverBudgetError
+from fedlsg.simulations.flower_apps.app_code import AppCode
 from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
 from fedlsg.simulations.flower_apps.private_update import (
     NUM_EXAMPLES,
@@ -73,7 +74,8 @@ class PrivateNode:
 
     Guarantee: what leaves is what ``reply`` made, whatever ``@app.train`` returns; errors of the
     app leave as one constant text; every other message is refused unless the owner allows it. A
-    step beyond the limits is refused before its batch is drawn, and nothing is charged for it.
+    step beyond the limits is refused before its batch is drawn, and nothing is charged for it. So
+    is training by the code of another folder than the app's.
     Not covered: what the app does to the model apart from private steps; that it failed.
     Raises ValueError for numbers that are out of range, and a relative ledger.
     """
@@ -90,6 +92,7 @@ class PrivateNode:
         self._limits = checked_limits(epsilon, delta, least_noise_multiplier)
         self._others = kinds_of(replies_without_noise)
         self._folder = folder_of(ledger, "ledger")
+        self._code = AppCode.of_caller()
 
     def ledger(self, context: Context) -> Path:
         """The file of this client's ledger, for ``PrivateStep(ledger=...)``; a new one says whose
@@ -119,6 +122,8 @@ class PrivateNode:
     def _private_reply(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
+        if self._code is not None:
+            self._code.check()
         client, path = self._place(context)
         with held_to(limits_on(context, self._limits)) as held, _open(client, path) as door:
             try:

@@ -6,8 +6,9 @@ trains, its update is projected and masked, clipped as a whole, made noisy, pack
 does anything leave.
 """
 
+import math
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fedlsg.simulations.client.node.other_replies import (
     other_reply,
 )
 from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
+from fedlsg.simulations.flower_apps.app_code import AppCode
 from fedlsg.simulations.flower_apps.client import note_other_torch
 from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
 from fedlsg.simulations.flower_apps.secure_update import answer_stage, masked_update
@@ -60,8 +62,10 @@ from fedlsg.user_code.short_traceback import short_traceback
 
 NUM_EXAMPLES = "num-examples"
 """The key by which Flower's strategies weigh replies, unless they are told another."""
-FAR_BELOW = 2.0
-"""How far below the clip norm an update is worth a word."""
+FAR_BELOW, FAR_ABOVE = 2.0, 1000.0
+"""How far below, and above, the clip norm an update is worth a word."""
+WARNED = "fedlsg.diverged"
+"""The record of a client's state that says that it was warned."""
 Numbers = dict[str, int | float | list[int] | list[float]]
 
 
@@ -109,6 +113,8 @@ def private_update(
     Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1, epsilon and the
     number of replies without noise, nothing else: metrics of training stay here, and errors of the
     app leave as one constant text. Every other message is refused unless the owner allows it.
+    So is training by the code of another folder than the app's, which a local SuperLink of another
+    app may have imported.
     Adjacency is zero-out: an update of zeros in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
     Not covered: that the app failed; under trust="secure", a server that invents more than
@@ -126,6 +132,7 @@ def private_update(
             "text"
         )
     kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
+    code = AppCode.of_caller()
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
@@ -140,6 +147,8 @@ def private_update(
         return book_of(*ledger_on(context, folder, "private_update"))
 
     def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if code is not None:
+            code.check()
         terms = read_terms(message.content)
         check_trust(terms, trust, colluders)
         if stage_of(message.content) not in (None, MASKED):
@@ -154,9 +163,14 @@ def private_update(
             clipped = clipped_update(
                 values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0
             )
-            clip_norm, norm = here.method.mechanism.clip_norm, float(values.norm())
+            # of float64, as the clip has it
+            clip_norm, norm = here.method.mechanism.clip_norm, float(values.double().norm())
             advice = clip_advice(norm, clip_norm) if is_simulated(context) else ""
             log(INFO, "norm of the update: %.3g, clip norm %g%s", norm, clip_norm, advice)
+            warning = divergence(norm, clip_norm)
+            if warning is not None and WARNED not in context.state:
+                context.state[WARNED] = ConfigRecord({"round": terms.round})
+                log(WARNING, "fedlsg: client %d, round %d: %s", client, terms.round, warning)
             updates.append(clipped)
             return add(clipped, here.method.mechanism, secret_stream())
 
@@ -195,6 +209,27 @@ def clip_advice(norm: float, clip_norm: float) -> str:
         f": noise is {clip_norm / norm:.2g} times what a clip norm of this size needs; try "
         f"PrivateUpdates(clip_norm={norm:.2g})"
     )
+
+
+def divergence(norm: float, clip_norm: float) -> str | None:
+    """What an update says whose training diverged, and what leaves in its place; None for any
+    other.
+    """
+    if not math.isfinite(norm):
+        what = (
+            f"the app's training diverged: the norm of its update is {norm:g}. An update of zeros "
+            "was sent in its place, with the usual noise: the round is charged, and this client "
+            "adds nothing to the model but noise"
+        )
+    elif norm > FAR_ABOVE * clip_norm:
+        what = (
+            f"the norm of the update is {norm / clip_norm:.2g} times the clip norm: the app's "
+            "training is about to diverge, or clip_norm is far too small. The update was sent "
+            f"scaled to {clip_norm:g}, with the usual noise"
+        )
+    else:
+        return None
+    return f"{what}. Take a smaller learning rate in @app.train (said once for each client)"
 
 
 def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTerms) -> Round:

@@ -22,7 +22,12 @@ from fedlsg.payload import DEFAULT_CODEC, PayloadError
 from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
 from fedlsg.simulations.client.node.other_replies import WITHOUT_NOISE
 from fedlsg.simulations.flower_apps.client import note_other_torch
-from fedlsg.simulations.flower_apps.secure_update import SecureRound, new_run, payload_of
+from fedlsg.simulations.flower_apps.secure_update import (
+    SecureRound,
+    new_run,
+    payload_of,
+    refuse_without_mod,
+)
 from fedlsg.simulations.flower_apps.whole_update import (
     DOWNLINK_EACH,
     KEY,
@@ -38,6 +43,8 @@ from fedlsg.simulations.flower_apps.whole_update import (
     folder_of,
     settings_text,
 )
+from fedlsg.simulations.server.server_app import last_line
+from fedlsg.user_code.short_traceback import short_traceback
 
 Unit = Literal["client", "example"]
 SWAMPED = 20.0
@@ -299,6 +306,8 @@ class PrivateUpdates(FlowerStrategy):
         self._round: Round | None = None
         self._sum: SecureRound | None = None
 
+    @short_traceback
+    @last_line()
     def start(
         self,
         grid: Grid,
@@ -310,7 +319,7 @@ class PrivateUpdates(FlowerStrategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As Flower's own. The noise multiplier for ``epsilon`` is found here, for
-        ``num_rounds``.
+        ``num_rounds``. Raises RuntimeError where no client has fedlsg's mod.
         """
         self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
         self.noise_multiplier = self.settings.calibrated(num_rounds)
@@ -361,9 +370,11 @@ class PrivateUpdates(FlowerStrategy):
         """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside
         aggregate it.
 
-        A reply that is no payload of this round is left out by name.
+        A reply that is no payload of this round is left out by name. Raises RuntimeError where no
+        client has fedlsg's mod.
         """
         here, replies = self._round, list(replies)
+        refuse_without_mod(replies)
         if here is None or not replies:
             return self.strategy.aggregate_train(server_round, replies)
         sent: dict[int, Message] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from jaxtyping import Float64
@@ -167,7 +168,8 @@ class SecureRound:
             content = RecordDict({KEY: self._here.terms.record()})
             write_stage(content, replace(self._stage, name=name, message=text))
             asked.append(Message(content, self._nodes[number], MessageType.TRAIN))
-        replies = self._grid.send_and_receive(asked)
+        replies = list(self._grid.send_and_receive(asked))
+        refuse_without_mod(replies)
         return {
             number_of(r.metadata.src_node_id): p
             for r in replies
@@ -179,6 +181,32 @@ class SecureRound:
             log(WARNING, "node %s is left out of the secure sum: %s", self._nodes.get(number), why)
         if isinstance(outcome, GivenUp):
             log(WARNING, "round %d: %s", self._here.terms.round, outcome)
+
+
+def refuse_without_mod(replies: Iterable[Message]) -> None:
+    """Raise RuntimeError if no reply of a round comes from a client with fedlsg's mod.
+
+    With it a client replies with a payload, or with an error of fedlsg: exceptions of the app stay
+    inside.
+    """
+    replies = list(replies)
+    if not replies or not all(_lacks_mod(reply) for reply in replies):
+        return
+    left = ""
+    if not all(reply.has_error() for reply in replies):
+        left = "; what they sent had no noise and was not used"
+    raise RuntimeError(
+        f"no client has fedlsg's mod{left}. client_app.py needs "
+        "app = ClientApp(mods=[fedlsg.flower.private_update(...)]), or, for unit='example', "
+        "ClientApp(mods=[fedlsg.flower.PrivateNode(...)]) and fedlsg.flower.reply(step, msg, "
+        "model=...); the mod comes first in mods"
+    )
+
+
+def _lacks_mod(reply: Message) -> bool:
+    if reply.has_error():
+        return reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return KEY not in reply.content.config_records
 
 
 def payload_of(reply: Message) -> bytes | None:

@@ -63,6 +63,7 @@ class RunSettings(MethodSettings, total=False):
     noise_floor_step: float
     normalise: Literal["none", "public"]
     over_selection: float | None
+    partial_run: bool
     patch_filters: int | None
     patch_places: int | None
     patch_scales: int | None

@@ -7,20 +7,27 @@ none of their rows.
 
 import math
 import shlex
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from logging import WARNING
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.accounting import AccountingError, Event, compose
 from fedlsg.config.units import unit_named
-from fedlsg.privacy import Entry, RunLedger, read_entries
+from fedlsg.privacy import Entry, Ledger, RunLedger, extend, read_entries
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
+from fedlsg.simulations.planning.client_noise import events_of
+from fedlsg.simulations.planning.faults.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, text_of
 from fedlsg.simulations.settings.settings import RUN, Settings
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -73,6 +80,7 @@ class Deployment:
     copies: LedgerCopies | None = None
     watched: WatchedGrid | None = None
     _news: dict[int, News] = field(default_factory=dict)
+    _most: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timeout, accept=self._accept, most_examples=self.most_examples)
@@ -174,11 +182,83 @@ class Deployment:
         entry = Entry(client=charges.client, attempt=attempt, run=self.copies.run, **terms)
         charges.charge(charges.next_batch(entry))
 
+    def check_budgets(self, plan: Plan) -> None:
+        """Raise ValueError where clients' budgets over all runs do not carry their planned rounds,
+        and the setting ``partial_run`` does not say that those that fit are wanted.
+
+        Before a run begins and anybody is charged. Less than half of three clients or more are left
+        to themselves: no node can keep a run from starting. Each client checks every charge itself,
+        whatever is found here.
+        """
+        unfit = self._unfit(plan)
+        if not unfit:
+            return
+        words = "; ".join(
+            f"client {client} has epsilon-max={self._most[client][0]:g} over all runs, with "
+            f"{spent:.4g} spent: {fit} of its {planned} rounds fit"
+            for client, (spent, fit, planned) in sorted(unfit.items())
+        )
+        few = len(plan.terms) > 2 * len(unfit)
+        if plan.settings.partial_run or few:
+            log(WARNING, "the run will go on without clients whose budget ends: %s", words)
+            return
+        raise ValueError(
+            f"nobody was charged: {words}. Give a smaller epsilon (more noise, less spent), ask "
+            "for a larger epsilon-max, or give partial-run=true, which trains the rounds that fit "
+            "and spends the rest"
+        )
+
+    def _unfit(self, plan: Plan) -> dict[int, tuple[float, int, int]]:
+        """Epsilon spent before, rounds that fit and planned rounds of the clients whose budget
+        does not carry all of them, from the ledgers that they sent.
+        """
+        blocks = count_blocks(plan)
+        unfit = {}
+        with TemporaryDirectory() as folder:
+            for client, news in self._news.items():
+                planned = plan.clients.steps[client] // plan.clients.steps_a_round
+                if client not in self._most or not planned:
+                    continue
+                path = Path(folder) / f"{client}.jsonl"
+                if news.lines:
+                    extend(path, client, news.lines, news.head)
+                ledger, most = Ledger(path, client=client), self._most[client]
+                fits = partial(_fits, plan, client, ledger.events(), blocks, most)
+                if fits(planned):
+                    continue
+                fit = bisect_left(range(planned + 1), True, key=lambda count: not fits(count)) - 1
+                spent = ledger.epsilon(most[1])
+                unfit[client] = (getattr(spent, "upper", math.inf), max(fit, 0), planned)
+        return unfit
+
     def _accept(self, identity: Identity) -> None:
+        if identity.most is not None:
+            self._most[identity.partition] = identity.most
         if self.copies is None:
             self._news[identity.partition] = check_news(identity.partition, identity.news)
         else:
             self.copies.take(identity.partition, identity.news)
+
+
+def _fits(
+    plan: Plan,
+    client: int,
+    before: Sequence[Event],
+    blocks: int,
+    most: tuple[float, float],
+    rounds: int,
+) -> bool:
+    """Whether so many rounds of a client's plan are within (epsilon, delta), after what its ledger
+    holds.
+    """
+    terms, clients = plan.terms[client], plan.clients
+    training, *pruning = events_of(plan, terms, blocks)
+    steps = clients.accounted_steps(terms.num_examples, rounds * clients.steps_a_round)
+    events = (*before, *pruning, *([replace(training, steps=steps)] if rounds else []))
+    try:
+        return compose(events, delta=most[1], accountants=("pld",)).upper <= most[0]
+    except AccountingError:
+        return False
 
 
 def most_examples(settings: Settings) -> int:

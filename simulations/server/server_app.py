@@ -346,6 +346,8 @@ def run_on(
         settings = deployment.with_budgets(replace(settings, clients=len(sizes)))
         plan = ready_plan(settings, declared=sizes, callbacks=callbacks)
         watched.largest = reply_bytes(plan.initial.dense_parameters)
+        if not (settings.run_dir and RunDir.open(str(settings.run_dir)).has_checkpoint):
+            deployment.check_budgets(plan)
     directory = None if settings.run_dir else create(None, settings, private=not is_covered(plan))
     run = directory or RunDir.open(str(settings.run_dir))
     # that of a deployment is its run config as well, when it is continued
@@ -371,4 +373,7 @@ def run_on(
     if by_client := summary.get("rounds_by_client"):
         had = ", ".join(f"client {client}: {rounds}" for client, rounds in by_client.items())
         log(WARNING, "rounds with an update, of %d: %s", summary["rounds"], had)
+    if stopped := summary.get("stopped"):
+        done, planned = summary["rounds"], plan.schedule.rounds
+        log(WARNING, "stopped early, after round %d of %d: %s", done, planned, stopped)
     return plan, run

@@ -316,6 +316,10 @@ class Messages:
             ),
         ),
     ] = False
+    partial_run: Annotated[
+        bool,
+        Setting("In a deployment, start also where clients' budgets end before the last round."),
+    ] = False
     callbacks: Annotated[
         str | None,
         Setting(

@@ -72,6 +72,11 @@ class Result:
         return bool(self.summary.get("private", False))
 
     @property
+    def deployed(self) -> bool:
+        """Whether it is a run of a deployment, whose config.toml names its own folder."""
+        return self.settings.get("engine") == "flower" and bool(self.settings.get("run_dir"))
+
+    @property
     def held_out(self) -> bool:
         """Whether its accuracies are of held-out training rows instead of public rows."""
         return self.settings.get("holdout") is not None and self.settings.get("public_rows") is None

@@ -28,7 +28,7 @@ from fedlsg.strategies.protocol.expectations import (
 )
 from fedlsg.strategies.protocol.proofs import CODE, News, check_same_code, code_record, read_news
 from fedlsg.strategies.protocol.round_report import NO_REPLY
-from fedlsg.strategies.protocol.wire import read_identity
+from fedlsg.strategies.protocol.wire import REFUSED_RUN, read_identity, read_most
 
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0
@@ -42,8 +42,8 @@ MAX_QUERIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger and what
-    it may spend in a run, (epsilon, delta) (0: as the run says).
+    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger, what
+    it may spend in a run, (epsilon, delta) (0: as the run says), and at most over all runs.
     """
 
     node: int
@@ -51,6 +51,7 @@ class Identity:
     num_examples: int
     news: News | None
     budget: tuple[float, float] = (0.0, 0.0)
+    most: tuple[float, float] | None = None
 
 
 class SimulatedGrid(Grid):
@@ -69,6 +70,10 @@ class SimulatedGrid(Grid):
     @abstractmethod
     def end(self) -> None:
         """No message follows; whatever was asked for and did not come back, is charged."""
+
+
+class RefusedRunError(RuntimeError):
+    """A node refuses the settings of this run, whenever it is asked."""
 
 
 class Roster:
@@ -101,6 +106,8 @@ class Roster:
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
         self._node_of: dict[int, int] = {}
         self._asked, self._returned = set[int](), set[int]()
+        self._settled = set[int]()
+        """Nodes that refuse the run's settings, whenever they are asked."""
         self._refreshes = 0
         self._failures: dict[int, tuple[int, int]] = {}
         """Of a node that was refused: how often, and the refresh from which it is asked again."""
@@ -137,7 +144,8 @@ class Roster:
         """Find every client's node, before anything is trained; returns N_k of each.
 
         A node that replies with an error gets another query: in a deployment for two minutes, so
-        that its operator can change its settings. Nodes beyond the run's clients stay idle.
+        that its operator can change its settings; it ends at once where every node refuses the
+        run's own settings. Nodes beyond the run's clients stay idle.
         Afterwards a deployment of three clients or more goes on without a few of them, who are less
         than half: no node can keep a run from starting. The run is planned with the median N_k for
         such a client, which may join later if it declares the same number.
@@ -160,7 +168,9 @@ class Roster:
             )
             missing = sorted(set(range(clients)) - self._node_of.keys())
             attempts += 1
-            if not missing or (attempts >= MAX_QUERIES and time.monotonic() > deadline):
+            settled = bool(nodes) and self._settled.issuperset(nodes)
+            late = attempts >= MAX_QUERIES and time.monotonic() > deadline
+            if not missing or settled or late:
                 break
             if not self.refused and not self._deployed:
                 break
@@ -241,27 +251,34 @@ class Roster:
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            self.refused.pop(node, None)
+            self._settled.discard(node)
+            before = self.refused.pop(node, None)
             if self._deployed:
                 warn_of_clock(node, reply.metadata.created_at, asked, time.time())
             try:
                 self._enter(node, reply, clients)
                 self._failures.pop(node, None)
             except Exception as error:  # no reply of a node may end the run
-                self._refuse(node, reason_of(error))
+                if isinstance(error, RefusedRunError):
+                    self._settled.add(node)
+                self._refuse(node, reason_of(error), before)
         for node in waiting.values() if self._deployed else ():
-            self._refuse(node, NO_REPLY)
+            self._settled.discard(node)
+            self._refuse(node, NO_REPLY, self.refused.get(node))
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse(self, node: int, why: str, before: str | None) -> None:
+        """``before``: why it was refused the last time; the log says a reason once."""
         failed, due = self._failures.get(node, (0, 0))
         if due <= self._refreshes:  # how often it was asked before the first round does not count
             self._failures[node] = failed + 1, self._refreshes + 2 ** min(failed, MOST_DOUBLINGS)
         self.refused[node] = why
-        log(WARNING, "node %s cannot take part: %s", node, why)
+        if why != before:
+            log(WARNING, "node %s cannot take part: %s", node, why)
 
     def _enter(self, node: int, reply: Message, clients: int) -> None:
         if reply.has_error():
-            raise RuntimeError(shortened(reply.error.reason))
+            kind = RefusedRunError if reply.error.code == REFUSED_RUN else RuntimeError
+            raise kind(shortened(reply.error.reason))
         check_reply(reply)
         partition, num_examples, budget = read_identity(reply.content)
         self._asked.add(node)
@@ -281,6 +298,7 @@ class Roster:
                     num_examples=num_examples,
                     news=read_news(reply.content),
                     budget=budget,
+                    most=read_most(reply.content),
                 )
             )
         except Exception:
@@ -325,10 +343,20 @@ class Roster:
                 )
 
     def _missing(self, missing: Iterable[int], clients: int) -> str:
-        why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))
+        nodes_of: dict[str, list[int]] = {}
+        for node, reason in sorted(self.refused.items()):
+            nodes_of.setdefault(reason, []).append(node)
+        why = "; ".join(
+            f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}: {reason}"
+            for reason, nodes in nodes_of.items()
+        )
+        if self._settled and self._settled == self.refused.keys():
+            count = len(self._settled)
+            which = "the node refuses" if count == 1 else f"all {count} nodes refuse"
+            return f"{which} this run, and nothing was spent: {why}"
         return (
             f"no node replied as one of the clients {list(missing)}: give the federation {clients} "
-            f"nodes with the partition-ids 0 to {clients - 1}, or more time{why}"
+            f"nodes with the partition-ids 0 to {clients - 1}, or more time{'; ' * bool(why)}{why}"
         )
 
 

@@ -193,7 +193,13 @@ class RoundReport:
         """How many clients were selected, and what became of those that brought no update; without
         reasons.
         """
-        others = {"rejected": self.rejected, "dropped out": self.dropped, "late": self.late}
+        lost = self.lost
+        others = {
+            "lost": lost,
+            "rejected": self.rejected.keys() - lost,
+            "dropped out": self.dropped,
+            "late": self.late,
+        }
         return ", ".join(
             [
                 f"{len(self.asked)} selected",

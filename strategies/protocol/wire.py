@@ -16,6 +16,7 @@ arrays, which are immutable ``bytes``: to measure a message, it is serialized wi
 shares them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -40,9 +41,10 @@ nearly 0, and one liar would end the plan of all.
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
     1001, 1007
 )
-WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
+WORKER_DIED, DISK_FULL, TOO_SLOW, REFUSED_RUN = range(1007, 1011)
 """Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason.
 TOO_SLOW: stopped at its own limit, or still at work on an earlier round: not waited for.
+REFUSED_RUN: the run's settings are weaker than the client's terms; time changes neither.
 """
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 STAGE = "secure sum"
@@ -246,10 +248,12 @@ def identity(
     *,
     epsilon: float = 0.0,
     delta: float = 0.0,
+    most: tuple[float, float] = (0.0, 0.0),
     local: bool = True,
 ) -> RecordDict:
     """Content of a reply to the one query: partition, declared N_k, and the code that this client
     runs. ``epsilon``, ``delta``: what it may spend in a run; 0 where that is the run's word.
+    ``most``: epsilon and delta that its data may spend over all runs; 0 without such a limit.
     """
     known = ConfigRecord(
         {
@@ -257,6 +261,8 @@ def identity(
             "num-examples": num_examples,
             "epsilon": float(epsilon),
             "delta": float(delta),
+            "epsilon-max": float(most[0]),
+            "delta-max": float(most[1]),
         }
     )
     return RecordDict({"identity": known, CODE: code_record(local=local)})
@@ -285,6 +291,24 @@ def read_identity(content: RecordDict) -> tuple[int, int, tuple[float, float]]:
             f"expected {LEAST_DELTA:g} <= delta < 1 in an identity, got something else"
         )
     return partition, num_examples, (epsilon, delta)
+
+
+def read_most(content: RecordDict) -> tuple[float, float] | None:
+    """Epsilon and delta that a client's data may spend over all runs; None where it says none.
+    ValueError, which quotes nothing, for what are no such numbers.
+    """
+    record: Mapping[str, object] = content.config_records.get("identity", {})
+    epsilon, delta = record.get("epsilon-max", 0.0), record.get("delta-max", 0.0)
+    if epsilon == delta == 0:
+        return None
+    if type(epsilon) is not float or type(delta) is not float:
+        raise ValueError("expected numbers as epsilon-max and delta-max of an identity")
+    if not (0 < epsilon < math.inf and LEAST_DELTA <= delta < 1):
+        raise ValueError(
+            f"expected a finite epsilon-max > 0 and {LEAST_DELTA:g} <= delta-max < 1 in an "
+            "identity, got something else"
+        )
+    return epsilon, delta
 
 
 def failure(reason: str, code: int, message: Message) -> Message:

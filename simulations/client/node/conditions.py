@@ -14,7 +14,11 @@ from fedlsg.config.isolation import Isolation
 from fedlsg.config.mechanisms import DP, KINDS
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
 from fedlsg.simulations.client.node.node_config import TRUST, NodeConfig, own_path, with_own_columns
-from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
+from fedlsg.simulations.client.node.refusals import (
+    RefusedRunError,
+    SettingsError,
+    TermsError,
+)
 from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from fedlsg.simulations.planning.base.isolation_level import at_level
@@ -38,7 +42,7 @@ def usable(settings: Settings, terms: NodeConfig) -> Settings:
     method.
     """
     if settings.reproducible:
-        raise TermsError(
+        raise RefusedRunError(
             "reproducible=true: a deployed client never draws its noise from a known seed"
         )
     usual = DP.name  # of what fedlsg chooses where nobody names a method
@@ -50,12 +54,12 @@ def usable(settings: Settings, terms: NodeConfig) -> Settings:
         usual = strategies.default_mechanism(settings.method)
     check_mechanism(settings.parameters.get("mechanism", usual), settings.method)
     if settings.trust == "server":
-        raise TermsError(
+        raise RefusedRunError(
             "trust=server: the server would get this client's update without noise; a deployed "
             "client never sends one. Take trust=secure"
         )
     if settings.trust == "secure" and settings.colluders == 0:
-        raise TermsError(
+        raise RefusedRunError(
             "colluders=0: the run would count the noise of every other client, and each of them "
             "knows its own; leave colluders out of the run config, or give 1 or more"
         )
@@ -169,7 +173,7 @@ def _digest(file: Path) -> str:
 def check_mechanism(kind: str, method: str) -> None:
     """Raise TermsError unless the mechanism is private."""
     if kind not in KINDS or not KINDS[kind].private:
-        raise TermsError(
+        raise RefusedRunError(
             f"mechanism={kind!r} (method {method!r}) is not private: a deployed client trains "
             "under 'dp' alone"
         )
@@ -246,13 +250,13 @@ def check_features(base: Base, announced: str) -> None:
 
 def _check_privacy(s: Settings, terms: NodeConfig) -> None:
     if s.delta is not None and s.delta > terms.delta_max:
-        raise TermsError(
+        raise RefusedRunError(
             f"the run's delta={s.delta:g} is weaker than this client's "
             f"delta-max={terms.delta_max:g}: set delta in the run config, or a delta of its own in "
             "this client's node config"
         )
     if s.epsilon is not None and s.epsilon > terms.epsilon_max:
-        raise TermsError(
+        raise RefusedRunError(
             f"the run's epsilon={s.epsilon:g} is more than this client's "
             f"epsilon-max={terms.epsilon_max:g}: the run would claim more than this client gives; "
             "set epsilon in the run config"

@@ -13,6 +13,7 @@ from fedlsg.strategies.protocol.wire import (
     FAILED,
     FRAME_DIFFERS,
     OVER_BUDGET,
+    REFUSED_RUN,
     REFUSED_TERMS,
     REPLICA_DIFFERS,
     REPLICA_MISSING,
@@ -76,6 +77,14 @@ class TermsError(RefusalError):
     """
 
     code = REFUSED_TERMS
+
+
+class RefusedRunError(TermsError):
+    """The run's settings are weaker than the client's terms: another run is needed, and no time
+    helps.
+    """
+
+    code = REFUSED_RUN
 
 
 class OwnDataError(RefusalError):

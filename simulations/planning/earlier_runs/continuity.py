@@ -44,6 +44,7 @@ HARMLESS = frozenset(
         "evaluate_every",
         "evaluate_clients",
         "show_names",
+        "partial_run",
         "record_updates",
     }
 )

@@ -33,7 +33,7 @@ HEIGHT = 300
 CLIENTS = (
     ("asked", "selected", GREY, "-"),
     ("answered", "replied", GREEN, "--"),
-    ("rejected", "rejected", RED, ":"),
+    ("rejected", "no update", RED, ":"),
 )
 SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
 """Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated
@@ -178,8 +178,8 @@ def _title(curve: Curve) -> str:
 
 
 def clients(result: Result) -> Charts:
-    """Selected, replied and rejected clients; nothing where all selected ones replied in every
-    round, or counts may not be seen.
+    """Selected clients, those that replied and those without an update; nothing where all selected
+    ones replied in every round, or counts may not be seen.
     """
     rows = result.rows
     if not rows or not all(row.counted for row in rows):

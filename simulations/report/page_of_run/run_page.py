@@ -82,7 +82,10 @@ SPENT = (
     "The same points for what they took: further left is more private, or cheaper. Bytes are "
     "payloads of all clients up to then."
 )
-WHO = "How many clients were selected, how many replied, and how many replies the server rejected."
+WHO = (
+    "How many clients were selected, how many replied, and how many brought no update: they were "
+    "away, refused, failed, or sent what the server rejected."
+)
 TIMED = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were "
     "charged, and whose values came too late."
@@ -137,7 +140,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
                 ("Does it work?", _quality(result, against)),
                 ("What did it cost?", _cost(result)),
                 ("What would help?", _help(result, against)),
-                ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
+                ("Clients without an update", [Facts(rows=rejected)] if rejected else []),
                 replace(epsilon_section([result]), folded=True),
                 _made(result, typed, again),
                 settings_section(result, settings),

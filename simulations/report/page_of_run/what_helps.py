@@ -144,19 +144,57 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
     yield from _budget(result)
     yield from _clients(result)
     if result.private and against is None and result.accuracy is not None:
-        mechanism = "-c mechanism=none" if is_named(result) else 'mechanism="none"'
-        yield (
-            "What privacy costs",
-            "The accuracy without privacy is not known here. Run the same settings without epsilon "
-            f"and with {mechanism}, then: fedlsg report RUN --against THAT_RUN (it draws: "
-            f"{PLOTS}).",
-        )
+        yield "What privacy costs", _against_no_privacy(result)
     if not result.private and not result.summary.get("reproducible"):
         yield (
             "Privacy",
             "This run claims no epsilon. Leave mechanism out, or choose a private method, and give "
             "--epsilon.",
         )
+
+
+def _against_no_privacy(result: Result) -> str:
+    """How to find out what privacy costs."""
+    then = f"then: fedlsg report RUN --against THAT_RUN (it draws: {PLOTS})."
+    if result.deployed:
+        return (
+            "The accuracy without privacy is not known here, and clients of a deployment refuse to "
+            "train without it. Simulate the same settings on public rows, with and without "
+            f"epsilon, {then}"
+        )
+    mechanism = "-c mechanism=none" if is_named(result) else 'mechanism="none"'
+    return (
+        "The accuracy without privacy is not known here. Run the same settings without epsilon "
+        f"and with {mechanism}, {then}"
+    )
+
+
+def _further(result: Result, rounds: int) -> str:
+    """How a run that has ended trains to so many rounds, and what that spends."""
+    if result.deployed:
+        return (
+            f"Start another run with rounds = {rounds} in the run config: this one has ended, and "
+            "is not trained further. Each client's ledger counts both runs against its "
+            "epsilon-max, and at the same epsilon more rounds have more noise in each."
+        )
+    if result.settings.get("client_epsilons") or result.settings.get("client_deltas"):
+        return (
+            f"Clients have epsilons of their own: train further in a new run with "
+            f"start_from= this one, rounds={rounds} and client_epsilons= for both together."
+        )
+    if is_named(result):
+        budget = " --epsilon LARGER" if result.private else ""
+        further = f"fedlsg resume RUN --rounds {rounds}{budget}"
+    else:
+        budget = ", epsilon=LARGER" if result.private else ""
+        further = f"the same call with resume=True, rounds={rounds}{budget}"
+    more = (
+        " It spends more epsilon; a new run of more rounds at the same epsilon has more noise in "
+        "each."
+        if result.private
+        else ""
+    )
+    return f"Train further: {further}.{more}"
 
 
 def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
@@ -176,21 +214,9 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
     moved = f"from {end.before:.3g} to {end.last:.3g} (means of {end.rounds} rounds each)"
     if end.falls:
         rounds = 2 * int(result.summary.get("rounds", len(result.rows)))
-        if is_named(result):
-            budget = " --epsilon LARGER" if result.private else ""
-            further = f"fedlsg resume RUN --rounds {rounds}{budget}"
-        else:
-            budget = ", epsilon=LARGER" if result.private else ""
-            further = f"the same call with resume=True, rounds={rounds}{budget}"
-        more = (
-            " It spends more epsilon; a new run of more rounds at the same epsilon has more noise "
-            "in each."
-            if result.private
-            else ""
-        )
         yield (
             "More rounds",
-            f"The loss was still falling at the end, {moved}. Train further: {further}.{more}",
+            f"The loss was still falling at the end, {moved}. {_further(result, rounds)}",
         )
 
 
@@ -257,7 +283,8 @@ def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
         return
     others = [name for name in SENDS_MORE if name != result.method]
     tried = f'method="{SENDS_MORE[0]}"'
-    if settings.get("workload") in workloads.names() and result.epsilon_target is not None:
+    known = settings.get("workload") in workloads.names() and not result.deployed
+    if known and result.epsilon_target is not None:
         tried = (
             f"fedlsg compare {settings['workload']} --methods {','.join([result.method, *others])} "
             f"--epsilons {result.epsilon_target:g} ({PLOTS})"
@@ -278,12 +305,13 @@ def _peak(result: Result) -> Iterator[Hint]:
     if not curve.values or chance is None or result.accuracy is None:
         return
     best = max(curve.values)
+    best_model = "callbacks=best-model" if result.deployed else "-c callbacks=best-model"
     at, lost = curve.rounds[curve.values.index(best)], best / 100 - result.accuracy
     if lost > STANDARD_ERRORS * standard_error([best / 100], chance):
         yield (
             "Keep the best round",
             f"Round {at} had {best:.1f} %, {100 * lost:.1f} points more than the last one. "
-            "-c callbacks=best-model keeps the weights of such a round; choose it on public rows "
+            f"{best_model} keeps the weights of such a round; choose it on public rows "
             "that are not reported on.",
         )
 

@@ -2,6 +2,7 @@
 messages.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedlsg.simulations.engines.local import LocalGrid, task_identity
 from fedlsg.simulations.flower_apps.client import OWN_CODE, RECORD, announcement, code_digest
 from fedlsg.strategies.protocol.proofs import CODE, code_record, read_news
 from fedlsg.strategies.protocol.wire import over_the_wire, read_identity
+from tests.places import REPOSITORY
 from tests.simulations.support.deployed import new_process, terms
 
 SETTINGS: dict[str, Any] = {
@@ -165,6 +167,9 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
         ({"min_train_nodes": 2}, "clients_per_round.*min_survivors"),
         ({"weighted_by_key": "num-examples"}, "weighting"),
         ({"evaluate_metrics_aggr_fn": len}, "metrics="),
+        ({"initial_arrays": None}, "load a checkpoint in the function that builds it"),
+        ({"train_config": {"lr": 0.1}}, "settings of training are arguments: learning_rate="),
+        ({"evaluate_config": {}}, "public test rows"),
         ({"eta_l": 0.1}, "local_learning_rate"),
         ({"beta_1": 0.9}, "optimizer_options"),
         ({"proximal_mu": 0.1}, "proximal"),
@@ -175,6 +180,24 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
 def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
+
+
+WORK = {"fraction_train", "min_available_nodes"}
+"""Arguments of FedAvg that Strategy takes as they are."""
+
+
+def test_each_argument_in_the_table_of_the_page_has_an_answer():
+    page = (REPOSITORY / "docs" / "flower-app.md").read_text()
+    table = page[page.index("| yours | here |") :].partition("\n\n")[0]
+    left = " ".join(row.split("|")[1] for row in table.splitlines()[2:])
+    names = set(re.findall(r"`(\w+)`", left)) - {"start"} - WORK
+    assert {"train_config", "initial_arrays", "evaluate_fn", "num_rounds"} <= names
+    for name in sorted(names):
+        with pytest.raises(ValueError, match=rf"{name}.*; ") as refused:
+            fedlsg.flower.Strategy(two_sides, **SETTINGS, **{name: None})
+        assert "did you mean" not in str(refused.value), name
+    with pytest.raises(ValueError, match="unknown setting 'train_confi'"):  # a control
+        fedlsg.flower.Strategy(two_sides, **SETTINGS, train_confi=None)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2.5, "2", True])

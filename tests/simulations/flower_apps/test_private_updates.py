@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import FedAvg, FedMedian
 from torch import nn
 
@@ -400,3 +401,80 @@ def test_a_simulated_client_says_which_clip_norm_its_update_needs(tmp_path, capl
     assert len(sizes) == CLIENTS
     assert all(float(advised) == pytest.approx(float(norm), rel=0.05) for norm, advised in sizes)
     assert door.clip_advice(0.9, 1.0) == door.clip_advice(4.0, 1.0) == ""
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+def test_a_client_is_warned_once_that_its_training_diverged(trust, tmp_path, caplog, monkeypatch):
+    def diverged(message: Message, model: nn.Module) -> Message:
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = float(bad)
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
+        return Message(content, reply_to=message)
+
+    sent: list[torch.Tensor] = []
+    clip = door.clipped_update
+    monkeypatch.setattr(
+        door, "clipped_update", lambda *a, **b: sent.append(clip(*a, **b)) or sent[-1]
+    )
+    for bad, words in (
+        ("nan", "the norm of its update is nan. An update of zeros was sent"),
+        ("inf", "the norm of its update is inf. An update of zeros was sent"),
+        ("1e30", "1e+30 times the clip norm"),
+    ):
+        caplog.clear()
+        sent.clear()
+        app = app_of(mod(tmp_path / bad, trust=trust), answer=diverged)
+        start(wrapped(trust=trust), Nodes(app), rounds=2)
+        warned = [r.getMessage() for r in caplog.records if "client 0, round" in r.getMessage()]
+        assert len(warned) == 1, bad  # of two rounds
+        assert words in warned[0]
+        # what it says is what the clip gives, to which noise is added
+        norms = [float(update.norm()) for update in sent]
+        assert norms == pytest.approx([0.0 if bad != "1e30" else 1.0] * len(norms))
+        assert len(norms) == 2 * CLIENTS
+        assert [len(book.entries) for book in ledgers(tmp_path / bad)] == [2] * CLIENTS
+
+
+def test_an_update_of_the_usual_size_is_no_warning(tmp_path, caplog):
+    start(wrapped(), Nodes(app_of(mod(tmp_path))), rounds=1)
+    assert "diverge" not in caplog.text
+    assert door.divergence(900.0, 1.0) is None
+
+
+def unprotected() -> Any:
+    """An app without fedlsg's mod that fails, as one does that looks for weights in a message of a
+    secure sum: Flower makes an error reply of its exception.
+    """
+
+    def call(message: Message, context: Any) -> Message:
+        error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "KeyError: 'arrays'")
+        return Message(error, reply_to=message)
+
+    return call
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+def test_clients_without_the_mod_are_named_in_the_first_round(trust):
+    for app, said in ((unprotected(), ""), (app_of(), "had no noise and was not used")):
+        if trust == "secure" and said:
+            continue  # it fails
+        with pytest.raises(RuntimeError, match=f"no client has fedlsg's mod.*{said}.*mods=") as e:
+            start(wrapped(trust=trust), Nodes(app), rounds=1)
+        assert "private_update" in str(e.value)
+
+
+def test_clients_that_refuse_do_have_the_mod(tmp_path, caplog):
+    result = start(wrapped(), Nodes(app_of(mod(tmp_path, epsilon=0.01))), rounds=1)
+    assert not result.arrays  # and no error
+    assert "fedlsg's mod" not in caplog.text
+
+
+def test_one_client_without_the_mod_does_not_end_the_round(tmp_path):
+    private, plain = app_of(mod(tmp_path)), app_of()
+
+    def either(message: Message, context: Any) -> Message:
+        first = context.node_config["partition-id"] == 0
+        return (plain if first else private)(message, context)
+
+    result = start(wrapped(), Nodes(either), rounds=1)
+    assert result.train_metrics_clientapp[1]["clients"] == CLIENTS - 1

@@ -19,7 +19,7 @@ from fedlsg.simulations.report.page_of_run.tiles import check_against, quality_t
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
-from tests.simulations.support.compare_cases import result
+from tests.simulations.support.compare_cases import result, row
 from tests.simulations.support.own_scripts import without_scripts
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
@@ -255,3 +255,12 @@ def test_without_privacy_there_is_no_budget_line():
     free = result(0.8, method="sgd", epsilon=None)
     going = replace(free, summary={}, status="running", rows=tuple(map(endless, free.rows)))
     assert "privacy budget" not in Page(run_page(going)).words
+
+
+def test_a_client_that_sent_nothing_is_no_rejected_payload():
+    gone = row(1, 0.8, answered="0", rejected="1", reasons="1: no node of the federation is it")
+    page = run_page(replace(result(0.8), rows=(gone,)))
+    assert "Clients without an update" in page
+    assert "no node of the federation is it" in page
+    assert "Rejected payloads" not in page
+    assert "Clients without an update" not in run_page(result(0.8))  # a control

@@ -83,6 +83,35 @@ def test_a_run_of_python_goes_on_in_python():
     assert "fedlsg resume" not in words
 
 
+def of_hospitals(made: Result) -> Result:
+    """The run as one of a deployment, whose run config names its own folder."""
+    return replace(made, settings={**made.settings, "engine": "flower", "run_dir": "/runs/one"})
+
+
+@pytest.mark.parametrize(
+    ("made", "more"), [(run(FALLING), True), (run(rho=0.3), False), (run(), False)]
+)
+def test_a_deployment_gets_no_advice_that_is_refused(made, more):
+    """Its clients' data and ledgers are elsewhere: no resume with more rounds, no mechanism=none,
+    no comparison.
+    """
+    words = " ".join(text for _, text in hints(of_hospitals(made)))
+    for refused in ("resume", "mechanism=none", "fedlsg compare", "fedlsg run", " -c "):
+        assert refused not in words
+    assert "public rows" in words
+    assert ("rounds = 80 in the run config" in words) == more
+    simulated = replace(made, settings={**made.settings, "engine": "flower"})
+    assert hints(simulated) == hints(made)  # a control: of Flower's simulation
+
+
+def test_clients_with_epsilons_of_their_own_go_on_in_a_new_run():
+    made = run(FALLING)
+    own = replace(made, settings={**made.settings, "client_epsilons": "#0=1, #1=3"})
+    (_, words), *_ = hints(own)
+    assert "start_from= this one, rounds=80 and client_epsilons= for both" in words
+    assert "fedlsg resume" not in words
+
+
 def without_privacy(accuracy):
     return result(accuracy, method="dpsgd", epsilon=None)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import hypot
 
 import pytest
+from flwr.common.constant import ErrorCode
 
 from fedlsg.method import LocalTraining
 from fedlsg.participation import Participation
@@ -13,7 +14,13 @@ from fedlsg.payload import find_codec
 from fedlsg.privacy import Entry, Ledger, LedgerError, ledger_path
 from fedlsg.strategies.protocol.expectations import Expectations, Uplink
 from fedlsg.strategies.protocol.proofs import LedgerCopies
-from fedlsg.strategies.protocol.round_report import RoundReport, Sent, SimulatedClock, traffic_of
+from fedlsg.strategies.protocol.round_report import (
+    AWAY,
+    RoundReport,
+    Sent,
+    SimulatedClock,
+    traffic_of,
+)
 from fedlsg.strategies.protocol.wire import OVER_BUDGET
 from fedlsg.strategies.strategy import BudgetSpentError, FederationSettings, Patience
 from tests.strategies.small_federation import public_terms, server_state
@@ -149,3 +156,9 @@ def test_the_noise_of_a_sum_is_that_of_all_clients_in_it():
     for clients in ((0,), (0, 2), (0, 1, 2)):
         each = [0.5 * (client + 1) for client in clients]
         assert known.noise_of_sum(clients, state.plan(local)) == pytest.approx(hypot(*each))
+
+
+def test_a_client_that_is_gone_is_lost_and_not_rejected():
+    gone = {0: AWAY, 1: f"[{ErrorCode.NODE_UNAVAILABLE}] Node Unavailable", 2: "payload checksum"}
+    assert report(rejected=gone).counts == "3 selected, 2 lost, 1 rejected"
+    assert report(rejected={2: "payload checksum"}).counts == "3 selected, 1 rejected"

@@ -3,6 +3,7 @@ back.
 """
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import fedlsg.strategies.protocol.nodes
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import LocalGrid
 from fedlsg.strategies.protocol.nodes import Roster
-from fedlsg.strategies.protocol.wire import failure, identity
+from fedlsg.strategies.protocol.wire import FAILED, REFUSED_RUN, failure, identity
 
 Node = tuple[int, int] | str
 """Partition and number of examples, or an error."""
@@ -131,6 +132,69 @@ def deployed(grid: Nodes, clients: int, **settings: Any) -> Roster:
 def test_a_deployment_without_half_of_its_clients_does_not_start():
     with pytest.raises(RuntimeError, match=r"one of the clients \[1\].*planted"):
         Roster(1.0).gather(Nodes((0, 5), "planted"), 2)
+
+
+class Refusing(Nodes):
+    """Nodes whose errors have one code."""
+
+    def __init__(self, code: int, *nodes: Node) -> None:
+        super().__init__(*nodes)
+        self.code = code
+
+    def client(self, message: Message, context: Any) -> Message:
+        reply = super().client(message, context)
+        return failure(reply.error.reason, self.code, message) if reply.has_error() else reply
+
+
+def seconds_and_words(grid: Nodes, monkeypatch: pytest.MonkeyPatch) -> tuple[float, str]:
+    """How long the server was patient with nodes that refuse, and its last words."""
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "ASK_AGAIN_SECONDS", 0.05)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as refused:
+        Roster(1.0).gather(grid, 2)
+    return time.monotonic() - began, str(refused.value)
+
+
+def test_where_every_node_refuses_the_run_it_ends_at_once_with_the_reason(monkeypatch, caplog):
+    grid = Refusing(REFUSED_RUN, "epsilon=3 is too much", "epsilon=3 is too much")
+    seconds, words = seconds_and_words(grid, monkeypatch)
+    assert seconds < 0.5
+    assert grid.questions == [0, 1]
+    assert words.startswith("all 2 nodes refuse this run, and nothing was spent: nodes ")
+    assert words.count("epsilon=3 is too much") == 1
+    assert "more time" not in words
+    assert caplog.text.count("cannot take part") == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "nodes"),
+    [(FAILED, ("planted", "planted")), (REFUSED_RUN, ("planted", (1, 5)))],
+    ids=["a reason that time may change", "one node takes part"],
+)
+def test_otherwise_the_server_is_patient_and_says_a_reason_once(code, nodes, monkeypatch, caplog):
+    grid = Refusing(code, *nodes)
+    seconds, words = seconds_and_words(grid, monkeypatch)
+    assert seconds > 0.9
+    assert len(grid.questions) > 4
+    assert "more time" in words or "one node" not in words
+    assert caplog.text.count("cannot take part: planted") == nodes.count("planted")
+
+
+def test_a_node_that_refused_the_run_and_was_restarted_is_asked_again(monkeypatch):
+    """Control: nothing of a refusal is remembered."""
+    grid = Refusing(REFUSED_RUN, "planted", (1, 6))
+    honest = grid.client
+
+    def client(message: Message, context: Any) -> Message:
+        reply = honest(message, context)
+        grid.nodes[0] = (0, 5)
+        return reply
+
+    grid._client = grid.client = client
+    roster = Roster(1.0)
+    assert roster.gather(grid, 2) == [5, 6]
+    assert roster.refused == {}
 
 
 @pytest.mark.parametrize("odd", [True, 0.5, math.nan, "1", b"1", [1], None])

@@ -4,6 +4,7 @@ real messages.
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -399,3 +400,62 @@ def test_a_charge_that_the_server_cannot_see_counts_in_its_epsilon(
     assert copy.epsilon(1e-5).upper < summary["epsilon_max"] or (trains and stays)
     said = "count as charged: none" if trains and stays else "count as charged: [3]"
     assert said in caplog.text
+
+
+def spends(tmp_path: Path, node: int) -> list[float]:
+    """Noise multipliers in a hospital's ledger."""
+    path = tmp_path / f"node-{node}" / "ledger.jsonl"
+    return [entry.noise_multiplier for entry in Ledger(path, node).entries]
+
+
+MOST = 0.29
+"""Epsilon that carries five rounds of ``RUN``, of which an earlier run of three has spent 0.249."""
+
+
+def second_run(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    """A run whose hospitals have an epsilon-max that does not carry it."""
+    nodes = {"epsilon-max": MOST}
+    run(tmp_path, "first", nodes)
+    return run(tmp_path, "second", nodes, **settings)
+
+
+def test_a_run_that_a_budget_does_not_carry_is_refused_before_a_charge(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"nobody was charged: client 0 has .*=0.29 .* of its 3"
+    ) as e:
+        second_run(tmp_path)
+    assert [len(spends(tmp_path, node)) for node in range(2)] == [3, 3]
+    fit = int(re.search(r"(\d) of its 3 rounds fit", str(e.value)).group(1))
+    assert 0 < fit < 3
+    spent = float(re.search(r"with ([\d.]+) spent", str(e.value)).group(1))
+    assert spent == pytest.approx(0.2493, abs=1e-3)
+    assert not (tmp_path / "second" / "summary.json").exists()
+
+
+def test_a_partial_run_trains_the_rounds_that_fit_and_says_in_the_end_that_it_stopped(
+    tmp_path, caplog
+):
+    with caplog.at_level(WARNING, "flwr"):
+        summary = second_run(tmp_path, partial_run=True)
+    said = re.search(r"(\d) of its 3 rounds fit", caplog.text)
+    # what was said before the first charge is what the hospital does
+    assert said
+    assert [len(spends(tmp_path, node)) - 3 for node in range(2)] == [int(said.group(1))] * 2
+    last = caplog.records[-1].getMessage()
+    assert last.startswith(f"stopped early, after round {summary['rounds']} of 3: ")
+    assert str(summary["stopped"]) in last
+
+
+def test_a_run_that_fits_is_not_asked(tmp_path, caplog):
+    """Control: more noise."""
+    with caplog.at_level(WARNING, "flwr"):
+        summary = second_run(tmp_path, noise_multiplier=8.0)
+    assert (summary["rounds"], summary["stopped"]) == (3, None)
+    assert "budget ends" not in caplog.text
+    assert "stopped early" not in caplog.text
+
+
+def test_a_budget_that_was_never_touched_is_asked_too(tmp_path):
+    with pytest.raises(ValueError, match=r"client 0 has epsilon-max=0.2 .* 0 spent: 1 of its 3"):
+        run(tmp_path, "run", each=({"epsilon-max": 0.2}, {}))
+    assert spends(tmp_path, 0) == spends(tmp_path, 1) == []
