@@ -42,7 +42,7 @@ def exported(run, folder):
     return folder
 
 
-@pytest.mark.parametrize("model", ["mlp", "conv"])
+@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.slow), "conv"])
 def test_load_py_reproduces_the_accuracy_of_digits(model, tmp_path):
     run = quick(
         tmp_path / "run",

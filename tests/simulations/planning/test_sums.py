@@ -71,7 +71,7 @@ def covers(said: float, share: float, survivors: int, together: int, **more: flo
     )
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("clients", FEW + MANY)
 def test_the_reported_epsilon_of_a_secure_sum_holds_against_its_clients(clients):
     plan = planned(clients)
@@ -84,7 +84,7 @@ def test_the_reported_epsilon_of_a_secure_sum_holds_against_its_clients(clients)
     )
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("clients", [1, *FEW, 50])
 def test_the_reported_epsilon_of_an_assumed_sum_holds_against_a_client(clients):
     plan = planned(clients, **AGGREGATE)

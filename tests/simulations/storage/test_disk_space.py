@@ -46,6 +46,7 @@ def continued(run: Run, unbroken: Run) -> bool:
 
 
 @no_device
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", [*APPENDED, *REPLACED])
 def test_a_file_that_does_not_fit_is_named_and_the_run_goes_on(name, tmp_path, unbroken):
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)

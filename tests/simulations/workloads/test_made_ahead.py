@@ -65,6 +65,7 @@ def test_a_run_is_the_same_bit_for_bit_with_any_number_of_workers(folder, tmp_pa
     assert done[2][1] == 0, "negative control: this process decodes no microbatch"
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_expected_are_made_here(folder, tmp_path):
     train = plan_at(tmp_path / "run", data_dir=folder, **RUN)[0].workload.train
     ahead = MadeAhead(train, 1)
@@ -117,6 +118,7 @@ def test_workers_are_refused_for_rows_in_memory(tmp_path):
     assert base.rows.ahead is None
 
 
+@pytest.mark.slow
 def test_picked_files_are_files(folder, tmp_path):
     train = plan_at(tmp_path / "run", data_dir=folder, **RUN)[0].workload.train
     assert Picked(stored=train.inputs, rows=np.arange(3)).in_files
