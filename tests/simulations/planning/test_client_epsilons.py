@@ -3,6 +3,7 @@ is refused.
 """
 
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,28 @@ def test_a_run_of_own_epsilons_is_continued(tmp_path):
     again = simulate(tmp_path / "run", resume=True, callbacks=[stop], **given)
     whole = simulate(tmp_path / "whole", **given)
     assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
+
+
+def test_a_new_run_exceeds_no_client_s_own_epsilon_without_a_word(tmp_path):
+    own = {"client_epsilons": "north=1, south=2, east=4, west=8", "rounds": 1}
+    simulate(tmp_path / "own", **own)
+    goes_on = {"start_from": tmp_path / "own", "rounds": 1}
+    for common in ({"epsilon": 12.0}, {"noise_multiplier": 2.0}):
+        with pytest.raises(ValueError, match="give client_epsilons= again, for both runs") as said:
+            simulate(tmp_path / "next", **goes_on, **common)
+        assert "gave clients an own epsilon each (client_epsilons='#0=4, #1=1, " in str(said.value)
+        assert not (tmp_path / "next").exists()
+    # negative control: the same client has more, because somebody says so
+    again = {"client_epsilons": "north=2, south=3, east=5, west=9"}
+    simulate(tmp_path / "next", **goes_on, **again)
+    assert all(map(operator.le, spent(tmp_path / "next"), (5.0, 2.0, 3.0, 9.0)))
+
+
+def test_nor_its_own_delta(tmp_path):
+    own = {"client_deltas": "north=1e-6", "epsilon": 2.0, "delta": 1e-5, "rounds": 1}
+    simulate(tmp_path / "own", **own)
+    with pytest.raises(ValueError, match="give client_deltas= again, for both runs together"):
+        simulate(tmp_path / "next", start_from=tmp_path / "own", epsilon=4.0, delta=1e-5, rounds=1)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
