@@ -377,6 +377,7 @@ def _lead(best: Line, second: Line) -> str:
     beyond = f"{number_of(best, abs(lead.behind))}{unit} "
     beyond += f"{'above' if best.more_is_better else 'below'} {second.name}"
     if lead.error is None:
-        return f", {beyond} (one seed, so {words})"
+        why = "one seed" if lead.seeds == 1 else f"exactly so in all {lead.seeds} seeds"
+        return f", {beyond} ({why}, so {words})"
     paired_over = f"paired over {lead.seeds} seeds{f'; {words}' if lead.may_be_chance else ''}"
     return f", {beyond} with a standard error of {number_of(best, lead.error)} ({paired_over})"

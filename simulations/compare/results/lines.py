@@ -21,7 +21,7 @@ from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.storage.results import Result
-from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 NAMING = ("rank", "sparsity")
@@ -30,6 +30,8 @@ NAMELESS = (("rank", None), ("rank", 0), ("sparsity", None))
 """Values that the name of a line leaves out."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
+SMALLEST = 1e-9
+"""Relative spread of differences up to which they are the same, but for rounding."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
 """What lines need in common to be compared: the evaluated rows of one workload."""
 MEANS = {
@@ -128,8 +130,9 @@ def lines(
 class Paired(NamedTuple):
     """How far a line is behind another one: the mean difference over the seeds of both.
 
-    behind: below 0 where it is ahead. error: its standard error over ``seeds``; None of less than
-    two. Without a seed in common it is the difference of the means.
+    behind: below 0 where it is ahead. error: its standard error over ``seeds``; of seeds that all
+    differ by the same, that of the test rows. None of less than two seeds, and where neither is
+    known. Without a seed in common it is the difference of the means.
     """
 
     behind: float
@@ -159,8 +162,26 @@ def paired(line: Line, best: Line) -> Paired:
     lags = (pd.Series(dict(best.scores)) - pd.Series(dict(line.scores))).dropna()
     sign = 1 if best.more_is_better else -1
     behind = lags.mean() if len(lags) else best.mean - line.mean
-    error = float(lags.sem()) if len(lags) > 1 else None
-    return Paired(sign * float(behind), error, len(lags))
+    return Paired(
+        sign * float(behind), _error_of(lags, None if best.by_loss else best.run.chance), len(lags)
+    )
+
+
+def _error_of(lags: pd.Series, chance: Chance | None) -> float | None:
+    """Standard error of the mean of paired differences, one for each seed.
+
+    Few seeds may differ by the same number of test rows by chance, and no spread proves nothing.
+    Then it is that of the N test rows: two models whose accuracies differ by d disagree on a share
+    d of the rows at least, so the difference of one seed has a variance of d (1 - d) / N at least.
+    """
+    if len(lags) < 2:
+        return None
+    spread, apart = float(lags.sem()), min(abs(float(lags.mean())), 1.0)
+    if spread > SMALLEST * apart or not apart:
+        return spread
+    if chance is None:
+        return None
+    return math.sqrt(apart * (1 - apart) / (chance.test_examples * len(lags)))
 
 
 def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Series]:
