@@ -57,7 +57,7 @@ def test_one_sentence_says_whether_the_search_paid():
     assert "at epsilon 2 gained: chosen" in search_paid(lines(sure, choosing=CHOSEN))[0]
     worse = final(untouched=(0.95, 0.9542))
     (said,) = search_paid(lines(worse, choosing=CHOSEN))
-    assert "lost: chosen minus untouched settings is -10.0 points" in said
+    assert "lost: chosen minus untouched settings is -10.1 points" in said
     assert "(one seed)" in search_paid(lines(final(seeds=1), choosing=CHOSEN))[0]
     assert search_paid(lines(final())) == []
 
