@@ -387,14 +387,19 @@ def _deployment(facts: Mapping[str, Any]) -> str:
     return f"{words}: MORE than the payload up, so a smaller payload saves little there"
 
 
+BY_NOISE_WORDS = " (weighting=noise, for clients whose data are alike)"
+
+
 def _choice(choice: Mapping[str, Any]) -> str:
     epsilon, most = (epsilon_words(choice[name], 3) for name in ("epsilon", "most"))
     spent = f"epsilon {epsilon}" if epsilon == most else f"epsilon {epsilon} to {most}"
     delta, most_delta = choice["delta"], choice["most_delta"]
     at = f"delta {delta:g}" if delta == most_delta else f"delta {delta:g} to {most_delta:g}"
-    return (
-        f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C"
+    words = (
+        f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C, "
+        f"largest client {choice['share']:.0%} of the weight"
     )
+    return words + BY_NOISE_WORDS * choice["name"].endswith("by noise")
 
 
 def _rho(found: float | None) -> str:

@@ -34,7 +34,7 @@ from fedlsg.simulations.planning.trust import changed_since, other_code
 from fedlsg.simulations.settings.settings import RUN, as_config, code_in, parse
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.user_code.digest import source_of
+from fedlsg.user_code.source_digest import source_of
 
 CELLS = "cells"
 """The folder of run directories in that of a comparison."""
