@@ -335,7 +335,12 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         if sizes["down_first"] == sizes["down"]
         else f"; in its first {_bytes(sizes['down_first'])}"
     )
-    noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
+    whose = ""
+    if own := facts["choices"]:
+        whose = " for the client with the largest epsilon"
+        least = epsilon_words(own[0]["epsilon"], 3)
+        epsilon = f"{epsilon}; each client has its own, {least} the smallest"
+    noise = f"sigma {facts['noise_multiplier']:.4g}{whose}{_rho(facts['rho'])}"
     lines = {
         "workload": f"{facts['workload']}, model {facts['model']}",
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",

@@ -175,13 +175,8 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
         return
     moved = f"from {end.before:.3g} to {end.last:.3g} (means of {end.rounds} rounds each)"
     if end.falls:
-        rounds = 2 * int(result.summary.get("rounds", len(result.rows)))
-        if is_named(result):
-            budget = " --epsilon LARGER" if result.private else ""
-            further = f"fedlsg resume RUN --rounds {rounds}{budget}"
-        else:
-            budget = ", epsilon=LARGER" if result.private else ""
-            further = f"the same call with resume=True, rounds={rounds}{budget}"
+        if not (further := _further(result)):
+            return
         more = (
             " It spends more epsilon; a new run of more rounds at the same epsilon has more noise "
             "in each."
@@ -190,8 +185,28 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
         )
         yield (
             "More rounds",
-            f"The loss was still falling at the end, {moved}. Train further: {further}.{more}",
+            f"The loss was still falling at the end, {moved}. {further}.{more}",
         )
+
+
+def _further(result: Result) -> str:
+    """How to train such a run further; empty for one of Flower's app, whose rounds stay. One whose
+    clients have budgets of their own has planned to spend them, and does not go on in place.
+    """
+    finished = int(result.summary.get("rounds", len(result.rows)))
+    settings, named = result.settings, is_named(result)
+    if settings.get("engine") == "flower":
+        return ""
+    for what in ("epsilon", "delta"):
+        if settings.get(f"client_{what}s") is not None:
+            own = f"client_{what}s=...: each client's {what} of both runs together"
+            option = f"--start-from RUN and -c {own}" if named else f"start_from=RUN and {own}"
+            return f"Go on in a new run: the same {'command' if named else 'call'} with {option}"
+    if named:
+        budget = " --epsilon LARGER" if result.private else ""
+        return f"Train further: fedlsg resume RUN --rounds {2 * finished}{budget}"
+    budget = ", epsilon=LARGER" if result.private else ""
+    return f"Train further: the same call with resume=True, rounds={2 * finished}{budget}"
 
 
 def _fewer_rounds(result: Result) -> str:

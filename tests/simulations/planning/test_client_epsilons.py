@@ -426,7 +426,7 @@ def test_epsilon_and_sigma_that_are_shown_together_are_of_one_client(tmp_path):
     east, north = (run.charges.of(client).entries[0].noise_multiplier for client in (0, 1))
     assert north > 2 * east
     assert run.read_summary()["noise_multiplier"] == east
-    assert f"sigma {east:.4g})" in privacy_line(run.read_summary())
+    assert f"; its sigma {east:.4g})" in privacy_line(run.read_summary())
 
 
 def test_of_one_epsilon_the_strictest_have_the_smallest_delta():
