@@ -52,7 +52,7 @@ from fedlsg.simulations.compare.results.comparison_files import (
     write_tables,
 )
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import added_labels, check_labels, lines
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels, full_labels, lines
 from fedlsg.simulations.compare.results.search_paid import search_paid
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against
@@ -338,6 +338,7 @@ def report_command(
             )
         folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
         plain = lines(results)
+        view = replace(view, labels=full_labels(view.labels, plain.label))
         check_labels(view.labels, (*plain.label, *plain.name))
         labels = added_labels(kept_labels(map(Path, runs)), view.labels)
         chosen, notes = kept_choosing(map(Path, runs))

@@ -13,13 +13,15 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedlsg import strategies
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.compare.grid.cells import grouped
+from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.settings.settings import RUN, codec_settings
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
 
@@ -66,6 +68,7 @@ def lines(
         runs: all its runs
         run: one of them, a finished one if there is one
         varied: the settings that its comparison varies
+        own_settings: those that a recipe of the user's own declares
         settings: those of its name
         level: what its epsilon protects, if that is not one example
         by_loss: its workload has no accuracy, so scores are losses
@@ -263,6 +266,18 @@ def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
     return {**kept, **given}
 
 
+def full_labels(labels: Labels, known: Iterable[str]) -> dict[str, str]:
+    """The names that are given, by labels among the ``known`` ones: of a recipe of the user's own,
+    its file will do.
+    """
+    there = {*known}
+    whole = {key: f"{key}{OWN_RECIPE}" for key in labels}
+    return {
+        whole[key] if key not in there and whole[key] in there else key: name
+        for key, name in labels.items()
+    }
+
+
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
     """Raise ValueError for a name that is given to nothing ``known``, labels or whole names of
     lines, and for one that another of them has.
@@ -283,12 +298,15 @@ def more_is_better(by_loss: bool) -> bool:
 def _row(run: Result) -> dict[str, Any]:
     """What lines are made of: the facts of a run, and its numbers."""
     settings, summary, unit = run.settings, run.summary, unit_in(run.settings)
-    target = run.epsilon_target
-    return run.as_row() | {
+    target, facts = run.epsilon_target, run.as_row()
+    own = {name: value for name, value in _own_settings(run).items() if name not in facts}
+    return facts | {
+        **own,
         **dict(run.varied),
         "run": run,
         "group": repr(run.group or run.name),
         "varied": dict(run.varied),
+        "own_settings": own,
         "settings": {name: settings.get(name) for name in NAMING} | dict(run.varied),
         "task": tuple(map(settings.get, TASK)),
         "epsilon_target": math.nan if target is None else target,
@@ -301,6 +319,14 @@ def _row(run: Result) -> dict[str, Any]:
         "training_seconds": summary.get("seconds", {}).get("training"),
         "messages": run.messages,
     }
+
+
+def _own_settings(run: Result) -> dict[str, Any]:
+    """What the settings of a recipe of the user's own have in this run; its code is not run."""
+    if not strategies.is_users(run.method):
+        return {}
+    shared = {*RUN, *codec_settings(), *strategies.common_settings()}
+    return {name: value for name, value in run.settings.items() if name not in shared}
 
 
 def _ratio(above: pd.Series, below: pd.Series) -> pd.Series:

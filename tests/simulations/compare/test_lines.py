@@ -19,6 +19,7 @@ from fedlsg.simulations.compare.results.comparison_files import (
 )
 from fedlsg.simulations.compare.results.comparison_table import (
     comparison_table,
+    notes,
     sentences,
     table_csv,
 )
@@ -202,6 +203,18 @@ def test_seeds_that_differ_by_the_same_prove_nothing():
     assert behind(unknown) == "3.9 ≈"
     assert "exactly so in all 3 seeds, so the lead may be chance" in sentences(lines(unknown))[0]
     assert behind(pair(2, apart=0.0)) == "best"
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_two_seeds_separate_hardly_anything_and_a_line_says_so(seeds):
+    said = [words for words in notes(lines(three(seeds))) if words.startswith("Two seeds")]
+    words = (
+        "Two seeds separate hardly anything: a difference is no chance from 12.7 standard errors "
+        "on, with three seeds from 4.3: --seeds 3 or more."
+    )
+    assert said == ([words] if seeds == 2 else [])
+    alone = [run for run in three(seeds) if run.label == "dpsgd"]
+    assert not any(one.startswith("Two seeds") for one in notes(lines(alone)))
 
 
 def test_one_method_has_no_highest_mean():

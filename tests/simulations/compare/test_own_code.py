@@ -11,10 +11,16 @@ from rich.console import Console
 
 from fedlsg.simulations.compare.compare_command import grid_of, report_command, run_grid
 from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome
+from fedlsg.simulations.compare.grid.grid_file import split_settings
 from fedlsg.simulations.compare.grid.runner import CELLS, Limits
 from fedlsg.simulations.compare.results import comparison_files
 from fedlsg.simulations.compare.results.collect import code_notes, read_runs
-from fedlsg.simulations.compare.results.lines import lines
+from fedlsg.simulations.compare.results.comparison_table import (
+    comparison_table,
+    setting_names,
+    table_csv,
+)
+from fedlsg.simulations.compare.results.lines import full_labels, lines
 from fedlsg.simulations.compare.search import make_job, search_command, search_files, trials
 from fedlsg.simulations.planning.trust import keep_code
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -22,11 +28,18 @@ from tests.simulations.support.compare_cases import FakeWorker
 
 RECIPE = '''"""A recipe."""
 
+from typing import Annotated
+
 import fedlsg
 from helper import PARTS
 
 
-def recipe(*, mechanism, server):
+def recipe(
+    *,
+    parts: Annotated[int, fedlsg.Setting("Parts of each weight.", at_least=1)] = 4,
+    mechanism,
+    server,
+):
     """Every weight."""
     return fedlsg.Method(name="mine", mechanism=mechanism, server=server)
 '''
@@ -158,3 +171,26 @@ def test_a_report_averages_no_runs_of_different_code(code, capsys):
     assert note in capsys.readouterr().out
     assert note in (code / "report/report.html").read_text()
     assert note in (code / "report/table.md").read_text()
+
+
+def test_settings_of_a_recipe_of_the_user_s_own_have_a_column(code):
+    """``FILE.py:recipe`` is called by its file alone, too."""
+    compare("mine.py:recipe,dpsgd", 1, **{"mine.parts": 8, "mine.clip_norm": 0.5})
+    table = lines(read_runs([code / "cmp"]))
+    assert setting_names(table) == ["parts"]  # control: those that every method has are not
+    shown = comparison_table(table)
+    place = shown.columns.index("parts")
+    assert sorted(row.cells[place] for row in shown.rows) == ["--", "8"]
+    assert "parts" in table_csv(table).partition("\n")[0].split(",")
+
+
+def test_the_file_of_a_recipe_is_a_label():
+    known = ["mine-recipe", "lsg"]
+    assert full_labels({"mine": "Mine", "lsg": "LSG"}, known) == {
+        "mine-recipe": "Mine",
+        "lsg": "LSG",
+    }
+    # control: a method of that name, or none
+    assert full_labels({"mine": "Mine"}, [*known, "mine"]) == {"mine": "Mine"}
+    assert full_labels({"min": "Mine"}, known) == {"min": "Mine"}
+    assert split_settings({"mine.rank": 4}, known)[1] == {"mine-recipe": {"rank": 4}, "lsg": {}}
