@@ -404,7 +404,7 @@ def _choice(choice: Mapping[str, Any]) -> str:
         f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C, "
         f"largest client {choice['share']:.0%} of the weight"
     )
-    return words + BY_NOISE_WORDS * choice["name"].endswith("by noise")
+    return f"{words}{BY_NOISE_WORDS}" if str(choice["name"]).endswith("by noise") else words
 
 
 def _rho(found: float | None) -> str:
