@@ -2,10 +2,11 @@
 
     python -m benchmarks.accuracy.own_epsilons --data digits cifar10 --seeds 0 1 2 --json FILE
 
-Three arms on the same rows: everyone at the smallest epsilon, the strictest clients left out and
-the others at 2, and each its own. Two divisions of the rows: ten equal random parts; and two
-classes that the strictest two clients alone have, which an arm without them cannot learn. Linear
-heads, 20 full batches a run (q = 1), noise secret. ``cifar10`` takes scattering features
+Four arms on the same rows: everyone at the smallest epsilon, the strictest clients left out and
+the others at 2, and each its own, counted by its rows or by its noise. Two divisions of the rows:
+ten equal random parts; and two classes that the strictest two clients alone have, which an arm
+without them cannot learn. Linear heads, 20 full batches a run (q = 1), noise secret. ``cifar10``
+takes scattering features
 (``--data-dir``, or FEDLSG_DATA); ``--rows`` leaves out training rows beyond so many.
 """
 
@@ -28,7 +29,7 @@ EPSILONS = (1.0, 1.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0)
 STRICT = 2
 """Clients of the smallest epsilon, which come first."""
 ROUNDS = 20
-ARMS = ("smallest", "left out", "own")
+ARMS = ("smallest", "left out", "own", "own, by noise")
 DIVISIONS = ("equal", "classes of the strict")
 
 
@@ -59,6 +60,7 @@ def accuracy(
     parts: Sequence[list[int]],
     epsilon: Any,
     seed: int,
+    weighting: str | None = None,
 ) -> float:
     """Of the linear head after a run, on the test rows."""
     used = torch.tensor(sorted(row for part in parts for row in part))
@@ -76,6 +78,7 @@ def accuracy(
             epsilon=epsilon,
             rounds=ROUNDS,
             sample_rate=1.0,
+            weighting=weighting,
             clip_norm=0.1,
             learning_rate=20.0,
             momentum=0.9,
@@ -123,7 +126,8 @@ def main() -> None:
                 scores = []
                 for seed in given.seeds:
                     parts, epsilon = of_arm(arm, division(rows, train[1], seed))
-                    scores.append(100 * accuracy(train, test, parts, epsilon, seed))
+                    how = "noise" if arm == "own, by noise" else None
+                    scores.append(100 * accuracy(train, test, parts, epsilon, seed, how))
                 mean, spread = fmean(scores), stdev(scores) if len(scores) > 1 else 0.0
                 print(f"| {name} | {rows} | {arm} | {mean:.1f} ± {spread:.1f} |", flush=True)
                 found.append({"data": name, "rows": rows, "arm": arm, "scores": scores})

@@ -23,7 +23,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 
 TERMS = ({"epsilon": 1.0, "delta": 1e-6}, {"epsilon": 2.0}, {"epsilon": 4.0})
 """Of each node; where a node says nothing, the run does."""
-RUN = {"workload": "digits", "method": "dpsgd", "clients": 3, "epsilon": 8.0}
+RUN = {"workload": "digits", "method": "dpsgd", "clients": 3, "epsilon": 8.0, "weighting": "noise"}
 DELTA = 1e-5
 """Of the run."""
 

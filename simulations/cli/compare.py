@@ -3,6 +3,7 @@ options are parsed.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import click
@@ -111,6 +112,7 @@ def compare(
         from fedlsg.simulations.compare.compare_command import compare_command, make_grid
         from fedlsg.simulations.compare.grid.runner import Limits
         from fedlsg.simulations.compare.results.bytes_axis import make_view
+        from fedlsg.simulations.compare.results.lines import full_labels
         from fedlsg.simulations.engines import use_cluster
         from fedlsg.simulations.report.pages.figure import check_drawing
 
@@ -121,6 +123,7 @@ def compare(
     view = make_view(axis, link, label)
     limits = Limits(jobs=jobs, budget_minutes=budget_minutes, yes=yes)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
+    view = replace(view, labels=full_labels(view.labels, (one.label for one in made.entries)))
     if search:
         from fedlsg.simulations.compare.search import make_job, search_and_runs
 

@@ -31,6 +31,7 @@ from fedlsg.simulations.compare.grid.runner import (
     Folder,
     Limits,
     Ray,
+    check_same_code,
     check_same_settings,
     one_ray,
     run_cells,
@@ -39,6 +40,7 @@ from fedlsg.simulations.compare.grid.runner import (
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View
 from fedlsg.simulations.compare.results.collect import (
     cell_result,
+    code_notes,
     kept_choosing,
     kept_labels,
     read_runs,
@@ -50,7 +52,7 @@ from fedlsg.simulations.compare.results.comparison_files import (
     write_tables,
 )
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import added_labels, check_labels, lines
+from fedlsg.simulations.compare.results.lines import added_labels, check_labels, full_labels, lines
 from fedlsg.simulations.compare.results.search_paid import search_paid
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.page_of_run.tiles import check_against
@@ -174,7 +176,7 @@ def run_grid(
     """Run or resume a grid in the folder ``out``; returns the folder and what is in it now.
 
     ``new_worker``: as in ``run_cells``. Raises ValueError before anything runs if a cell cannot
-    run, or was run in this folder with other settings.
+    run, or was run in this folder with other settings, or by other code.
     """
     path = folder_of(grid.workload, out)
     given = {**grid.labels, **view.labels}
@@ -195,6 +197,7 @@ def run_grid(
         with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
             check_same_settings(folder, cells)
+            check_same_code(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
         with exclusive(RunDir(path)):
             made = _run(cells, folder, text, limits, ray, console, view, new_worker)
@@ -335,9 +338,11 @@ def report_command(
             )
         folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
         plain = lines(results)
+        view = replace(view, labels=full_labels(view.labels, plain.label))
         check_labels(view.labels, (*plain.label, *plain.name))
         labels = added_labels(kept_labels(map(Path, runs)), view.labels)
         chosen, notes = kept_choosing(map(Path, runs))
+        notes = (*notes, *code_notes(results))
         view = replace(view, labels=labels, choosing=chosen, notes=notes)
         made = Comparison(
             title=f"{len(results)} runs compared", results=results, command=_command(), view=view

@@ -25,6 +25,7 @@ from fedlsg.simulations.compare.results.comparison_table import (
     frame_of,
     sentences,
 )
+from fedlsg.simulations.compare.results.lines import full_labels
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.report.pages.figure import check_drawing, plot, png
@@ -218,7 +219,7 @@ def compare(
         place,
         Limits(jobs=jobs, budget_minutes=budget_minutes, yes=True),
         console,
-        View(labels=dict(labels or {})),
+        View(labels=full_labels(labels or {}, (entry.label for entry in grid.entries))),
         new_worker=Here if here else Worker,
     )
     return Compared(folder=folder, _made=made)

@@ -27,7 +27,12 @@ from fedlsg.method import Method
 from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
 from fedlsg.simulations.planning.base.charged_before import History, Kind
-from fedlsg.simulations.planning.base.clients import Clients, client_weights, own_weights
+from fedlsg.simulations.planning.base.clients import (
+    BY_NOISE,
+    Clients,
+    client_weights,
+    own_weights,
+)
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.state import ClientTerms
@@ -69,7 +74,7 @@ def client_terms(
             check_budget(events, clients)
     # one object for each kind: there may be a million clients
     each = tuple(terms[kind] for kind in clients.kinds)
-    return _weighted(each) if clients.own_budgets else each
+    return weighted_by_noise(each) if counts_by_noise(base) else each
 
 
 def _terms_of_kinds(base: Base, blocks: int, noise: Noise) -> dict[Kind, ClientTerms]:
@@ -140,7 +145,22 @@ def _with_largest(terms: Mapping[Kind, ClientTerms]) -> dict[Kind, ClientTerms]:
     }
 
 
-def _weighted(terms: Sequence[ClientTerms]) -> Sequence[ClientTerms]:
+def counts_by_noise(base: Base) -> bool:
+    """Whether a client counts by 1 / sigma_k^2: where ``weighting`` says so, and under budgets of
+    their own where rows are dealt at random.
+
+    Elsewhere clients may differ, and a mean by noise is a mean of the data of the generous: noise
+    averages out over rounds, that does not. Without it a client counts as under one epsilon, and
+    the mean never has more noise than with everyone at the smallest epsilon.
+    """
+    weighting = base.settings.weighting
+    if weighting is not None:
+        return weighting == BY_NOISE
+    dealt_at_random = base.settings.partition == "iid" and base.declared is None
+    return base.clients.own_budgets and dealt_at_random
+
+
+def weighted_by_noise(terms: Sequence[ClientTerms]) -> Sequence[ClientTerms]:
     """The clients' terms with the weights that their noise gives them."""
     sigmas = [t.noise_multiplier for t in terms]
     weights = own_weights(sigmas, [t.sample_rate * t.num_examples for t in terms])

@@ -12,6 +12,7 @@ kept, or others could have written it, nothing is known, and commands ask.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +126,11 @@ def allow_code(
         for setting in names
         if setting in needs
     }
-    if changed := [
-        s
-        for s in sorted(wanted)
-        if s in before and [code.digest for code in wanted[s]] != before[s]
-    ]:
-        was = record["each"]
-        raise other_code(
-            changed, [name for s in changed for name in _other_files(was[s], wanted[s])]
-        )
+    changed, others = changed_since(
+        run, {setting: [code.source for code in codes] for setting, codes in wanted.items()}
+    )
+    if changed:
+        raise other_code(changed, others)
     files = {
         (digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own
     }
@@ -177,26 +174,45 @@ def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | N
     return entries
 
 
-def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> list[str]:
-    """Names of the files that changed, are new, or are gone."""
-    pairs = zip(before, now, strict=False)
-    return sorted(
-        {
-            name
-            for setting, code in pairs
-            for name, _ in setting.items() ^ code.source.by_name.items()
-        }
-    )
+def changed_since(run: Path, now: Mapping[str, Sequence[Source]]) -> tuple[list[str], list[str]]:
+    """The settings whose code is not what a run recorded when it began, and the names of the files
+    that changed, are new, or are gone. Nothing for a run without a record of its code.
+    """
+    record = recorded(run)
+    before = record.get("files", {})
+    changed = [
+        setting
+        for setting in sorted(now)
+        if setting in before and [source.digest for source in now[setting]] != before[setting]
+    ]
+    pairs = [
+        pair
+        for setting in changed
+        for pair in zip(record["each"][setting], now[setting], strict=False)
+    ]
+    files = {name for was, source in pairs for name, _ in was.items() ^ source.by_name.items()}
+    return changed, sorted(files)
 
 
-def other_code(settings: Collection[str], files: Collection[str] = ()) -> ValueError:
+def code_of_run(run: Path) -> str:
+    """Eight digits that are equal for runs of the same code of a user's own: of its files, and of
+    what was loaded from a script or a notebook. Empty where all of it is fedlsg's.
+    """
+    record = recorded(run)
+    digests = {**record.get("own_code", {}), **record.get("files", {})}
+    return sha256(repr(sorted(digests.items())).encode()).hexdigest()[:8] if digests else ""
+
+
+def other_code(
+    settings: Collection[str], files: Collection[str] = (), way_out: str = "start a new run"
+) -> ValueError:
     """The refusal of code that is not what a run recorded; ``files``: which of it, if that is
     known.
     """
     return ValueError(
         f"the code of the run's own {' and '.join(settings)} differs from that which this run "
         f"began with: restore the file {' and '.join(dict.fromkeys(files))}".rstrip()
-        + ", or start a new run"
+        + f", or {way_out}"
     )
 
 

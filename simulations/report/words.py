@@ -217,19 +217,19 @@ def privacy_line(summary: Summary) -> str:
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
         return REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
-    unit = unit_in(summary)
+    unit, its = unit_in(summary), "its " if has_own_noise(summary) else ""
     if unit.whole:
         of = f"{unit.level}: of {unit.protects}"
     else:
         median = epsilon_words(float(summary["epsilon_median"]))
         of = (
             f"each of {summary['clients']} clients at most"
-            if median == epsilon_words(epsilon)
+            if median == epsilon_words(epsilon) and not its
             else f"largest of {summary['clients']} clients{of_whom(summary)}, median {median}"
         )
         of += unit.level and f", {unit.level}"
     line = (
-        f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; sigma "
+        f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; {its}sigma "
         f"{summary['noise_multiplier']:.4g})"
     )
     if summary.get("adjacency") == "zero-out":
@@ -244,6 +244,11 @@ def privacy_line(summary: Summary) -> str:
     if summary["trust"] == "secure":
         line += f"; {secure_words(summary['secure_sum'])}"
     return line
+
+
+def has_own_noise(summary: Summary) -> bool:
+    """Whether clients have noise of their own, for epsilons or deltas of their own."""
+    return any("weight" in row for row in summary.get("by_client") or ())
 
 
 def of_whom(summary: Summary) -> str:

@@ -335,7 +335,12 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         if sizes["down_first"] == sizes["down"]
         else f"; in its first {_bytes(sizes['down_first'])}"
     )
-    noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
+    whose = ""
+    if own := facts["choices"]:
+        whose = " for the client with the largest epsilon"
+        least = epsilon_words(own[0]["epsilon"], 3)
+        epsilon = f"{epsilon}; each client has its own, {least} the smallest"
+    noise = f"sigma {facts['noise_multiplier']:.4g}{whose}{_rho(facts['rho'])}"
     lines = {
         "workload": f"{facts['workload']}, model {facts['model']}",
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
@@ -387,14 +392,19 @@ def _deployment(facts: Mapping[str, Any]) -> str:
     return f"{words}: MORE than the payload up, so a smaller payload saves little there"
 
 
+BY_NOISE_WORDS = " (weighting=noise, for clients whose data are alike)"
+
+
 def _choice(choice: Mapping[str, Any]) -> str:
     epsilon, most = (epsilon_words(choice[name], 3) for name in ("epsilon", "most"))
     spent = f"epsilon {epsilon}" if epsilon == most else f"epsilon {epsilon} to {most}"
     delta, most_delta = choice["delta"], choice["most_delta"]
     at = f"delta {delta:g}" if delta == most_delta else f"delta {delta:g} to {most_delta:g}"
-    return (
-        f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C"
+    words = (
+        f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C, "
+        f"largest client {choice['share']:.0%} of the weight"
     )
+    return f"{words}{BY_NOISE_WORDS}" if str(choice["name"]).endswith("by noise") else words
 
 
 def _rho(found: float | None) -> str:

@@ -96,7 +96,7 @@ class RunSettings(MethodSettings, total=False):
     trust: Literal["client", "secure", "aggregate", "server"]
     uplink_budget: int | None
     uplink_mbps: float | None
-    weighting: Literal["examples", "clients"] | None
+    weighting: Literal["examples", "clients", "noise"] | None
     workers: int | None
     inputs: str | Sequence[str] | None
     targets: str | Sequence[str] | None

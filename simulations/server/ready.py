@@ -15,9 +15,10 @@ from torch import nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.rehearsal import rehearse
+from fedlsg.simulations.planning.advice.own_choices import share_notes
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise
-from fedlsg.simulations.planning.earlier_runs.warm_start import before_start
+from fedlsg.simulations.planning.earlier_runs.warm_start import before_start, start_notes
 from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
@@ -52,7 +53,8 @@ def ready_plan(
     ``callbacks``.
     """
     began = time.monotonic() if began is None else began
-    if spent is None and settings.start_from is not None:
+    starts = spent is None and settings.start_from is not None
+    if starts:
         spent = before_start
     plan = make_plan(
         settings,
@@ -71,7 +73,9 @@ def ready_plan(
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
         plan = replace(plan, notes=(*plan.notes, *check_evaluation(plan)))
-    notes = rule_notes(given, settings, plan.settings, plan.workload)
+    notes = rule_notes(given, settings, plan.settings, plan.workload) + share_notes(plan)
+    if starts:  # the run that it starts from may be gone when this one is resumed
+        notes += start_notes(plan)
     plan = replace(plan, notes=(*notes, *plan.notes), given=given)
     return replace(plan, began=began)
 

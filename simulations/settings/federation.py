@@ -257,10 +257,19 @@ class Federation:
         ),
     ] = None
     weighting: Annotated[
-        Literal["examples", "clients"] | None,
+        Literal["examples", "clients", "noise"] | None,
         Setting(
-            "Clients count by their examples or equally; default: by their expected batch with "
-            "privacy, by their examples without.",
+            "Clients count by their examples, equally, or by 1 / sigma^2 of their noise; default: "
+            "by their expected batch with privacy (under own epsilons and partition=iid by noise), "
+            "by their examples without.",
+            rules=(
+                needs(
+                    "trust=client",
+                    "under trust={trust} the server sees a sum alone: leave weighting out",
+                    of="weighting=noise",
+                ),
+                needs("noise", "no noise is added: leave weighting out", of="weighting=noise"),
+            ),
         ),
     ] = None
     alpha: Annotated[

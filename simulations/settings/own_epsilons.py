@@ -81,6 +81,13 @@ def text_of(values: Mapping[int, float]) -> str:
     return ", ".join(f"#{client}={value!r}" for client, value in sorted(values.items()))
 
 
+def shorter(text: str) -> str:
+    """A setting of numbers by client for messages: the first clients, and how many there are."""
+    parts = text.split(", ")
+    first = ", ".join(parts[:CLIENTS_SHOWN])
+    return first if len(parts) <= CLIENTS_SHOWN else f"{first}, ... ({len(parts):,} clients)"
+
+
 def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
     """The settings of ``simulate(epsilon=...)`` or ``delta``: a number; one for each client, by
     name or number (a dict, a Series) or in their order; a column of train or a file that has them.
@@ -187,8 +194,7 @@ def _path(text: str) -> Path:
 
 
 def _some(names: Collection[str]) -> str:
-    first = ", ".join(list(names)[:CLIENTS_SHOWN])
-    return first if len(names) <= CLIENTS_SHOWN else f"{first}, ... ({len(names):,} clients)"
+    return shorter(", ".join(names))
 
 
 def _of_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict[int, float]:

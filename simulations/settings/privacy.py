@@ -109,7 +109,6 @@ OWN = (
     NOISE,
     needs("trust=client", "under trust={trust} the clients share their noise"),
     needs("not noise_multiplier", "noise is calibrated to each: leave it out"),
-    needs("not weighting", "clients count by their noise: leave weighting out"),
 )
 
 

@@ -42,6 +42,7 @@ class Result:
     transfer: seconds that its messages would take on the link ``link``, if one was given and the
         run counted messages.
     start: start.json; empty for a run without it.
+    code: names the code of a user's own that made it; empty where all of it is fedlsg's.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Result:
     link: str = ""
     transfer: float | None = None
     start: Summary = field(default_factory=dict)
+    code: str = ""
 
     @property
     def method(self) -> str:

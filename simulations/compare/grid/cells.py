@@ -97,6 +97,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+OWN_RECIPE = "-recipe"
+"""How the label of ``FILE.py:recipe`` ends: FILE alone names it, too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A method of the grid.

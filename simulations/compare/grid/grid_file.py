@@ -33,7 +33,15 @@ from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.config.foreign import in_our_words
 from fedlsg.simulations.compare.grid import choosing
-from fedlsg.simulations.compare.grid.cells import AXES, Cell, Entry, Grid, grouped, is_number
+from fedlsg.simulations.compare.grid.cells import (
+    AXES,
+    OWN_RECIPE,
+    Cell,
+    Entry,
+    Grid,
+    grouped,
+    is_number,
+)
 from fedlsg.simulations.planning.base.prepare import data_key, prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.client_noise import client_terms
@@ -77,8 +85,10 @@ def split_settings(
     Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong
     type.
     """
-    spelt = {label.replace("-", "_"): label for label in labels} | {
-        label: label for label in labels
+    spelt = {
+        **{label.removesuffix(OWN_RECIPE): label for label in labels},
+        **{label.replace("-", "_"): label for label in labels},
+        **{label: label for label in labels},
     }
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {label: {} for label in labels}

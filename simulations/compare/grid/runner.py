@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from fedlsg.simulations.compare.grid.cell_worker import Job, Outcome, Worker, en
 from fedlsg.simulations.compare.grid.cells import Cell
 from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
-from fedlsg.simulations.settings.settings import RUN, as_config, parse
+from fedlsg.simulations.planning.trust import changed_since, other_code
+from fedlsg.simulations.settings.settings import RUN, as_config, code_in, parse
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.user_code.source_digest import source_of
 
 CELLS = "cells"
 """The folder of run directories in that of a comparison."""
@@ -134,6 +137,39 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
                 f"{folder.path} holds cells with other settings: {cell.name} was run with {words}; "
                 "give the same settings, or another --out"
             )
+
+
+NAMED = 6
+"""How many cells a refusal names."""
+
+
+def check_same_code(folder: Folder, cells: Sequence[Cell]) -> None:
+    """Raise ValueError, naming the files, if cells that were started were made by other code of a
+    user's own than that which their settings name now: a mean over both would be of neither.
+    """
+    read = cache(source_of)
+    other: dict[str, tuple[list[str], list[str]]] = {}
+    for cell in cells:
+        if (run := folder.run(cell)).config.exists():
+            named = code_in(cell.given)
+            found = changed_since(
+                run.path, {setting: [*map(read, names)] for setting, names in named.items()}
+            )
+            if found[0]:
+                other[cell.name] = found
+    if not other:
+        return
+    names = [*other][:NAMED] + ([f"{len(other) - NAMED} more"] if len(other) > NAMED else [])
+    settings, files = (
+        sorted({name for found in other.values() for name in found[at]}) for at in (0, 1)
+    )
+    refusal = other_code(
+        settings,
+        files,
+        f"give another --out, or remove the folders of these cells in {folder.path / CELLS}: "
+        f"{', '.join(names)}",
+    )
+    raise ValueError(f"{folder.path} holds cells that other code made: {refusal}")
 
 
 def _binding(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from fedlsg import bounded
+from fedlsg import bounded, user_code
 from fedlsg.simulations.compare.grid import choosing
-from fedlsg.simulations.compare.grid.cells import Cell, word
+from fedlsg.simulations.compare.grid.cells import Cell, grouped, word
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import parse_labels
 from fedlsg.simulations.compare.grid.runner import CELLS, Ended, Folder
 from fedlsg.simulations.compare.results.lines import Labels
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
+from fedlsg.simulations.planning.trust import code_of_run
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.journal import Link
 from fedlsg.simulations.storage.results import Result, read_run
@@ -24,6 +25,8 @@ from fedlsg.simulations.storage.results import Result, read_run
 COLUMN_SETTINGS = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""
 
+CODE = "code"
+"""What tells runs apart that differ in the code of a user's own alone."""
 LABELLED = 2
 """A label names at most so many settings."""
 
@@ -65,6 +68,7 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
         cells = sorted(path.glob(f"{CELLS}/*/config.toml"))
         for run in [config.parent for config in cells] or [path]:
             result = read_run(open_run(run, RESULTS, say).path, link=link)
+            result = replace(result, code=code_of_run(run))
             place = run.expanduser().resolve()
             grid = _grid_of(place)
             varied = _varied(place, result, grid.get("vary", ())) if cells else ()
@@ -102,6 +106,21 @@ def kept_choosing(paths: Iterable[Path]) -> tuple[Choosing | None, tuple[str, ..
     return None, (*said, *(words for one in found for words in one.words))
 
 
+def code_notes(runs: Iterable[Result]) -> list[str]:
+    """A sentence for each method whose runs on one workload were made by different code."""
+    families = grouped(runs, lambda run: (str(run.settings.get("workload")), run.method))
+    said = []
+    for (workload, method), own in families.items():
+        codes = dict.fromkeys(run.code for run in own if run.code)
+        if len(codes) > 1:
+            said.append(
+                f"Runs of {user_code.short(method)} on {user_code.short(workload)} were made by "
+                f"{len(codes)} versions of your own code ({', '.join(codes)}): each version is a "
+                "line of its own, and nothing is averaged over both."
+            )
+    return said
+
+
 def _labelled(runs: list[Result]) -> list[Result]:
     """The runs with labels that distinguish them."""
     facts = [(run.settings.get("workload"), run.method, run.label, run.group) for run in runs]
@@ -119,13 +138,14 @@ def _labelled(runs: list[Result]) -> list[Result]:
         for at in own.index:
             given = settings.loc[at, differing].dropna()
             detail = ", ".join(f"{name}={value}" for name, value in given.items())
+            called = user_code.short(str(method))
             if one_each and clear[own.index].all():
                 label = own.label[at]
             elif len(differing) > LABELLED:
                 number = texts.groupby(differing, sort=False).ngroup()[at] + 1
-                label = f"{method} #{number}"
+                label = f"{called} #{number}"
             else:
-                label = f"{method} ({detail})" if detail else method
+                label = f"{called} ({detail})" if detail else called
             label = f"{workload} {label}" if table.workload.nunique() > 1 else label
             labelled[at] = replace(runs[at], label=label, detail=detail)
     return labelled
@@ -173,7 +193,7 @@ def _group(run: Result) -> tuple[Any, ...]:
 
 
 def _binding(run: Result) -> dict[str, Any]:
-    """The settings that decide the outcome of a run.
+    """The settings that decide the outcome of a run, and the code of a user's own.
 
     Except its seed, those that follow from others and unused ones.
     """
@@ -183,7 +203,8 @@ def _binding(run: Result) -> dict[str, Any]:
     if run.settings.get("local_steps", 1) == 1:
         follows.add("local_learning_rate")
     unused = HARMLESS | follows
-    return {name: value for name, value in run.settings.items() if name not in unused}
+    code = {CODE: run.code} if run.code else {}
+    return code | {name: value for name, value in run.settings.items() if name not in unused}
 
 
 def _hidden(run: Result) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedlsg.simulations.compare.results.lines import (
     mean_of,
     number_of,
     paired,
+    quantile,
     score_words,
     value_words,
 )
@@ -43,6 +44,8 @@ TIE_NOTE = (
     f"the standard error (s.e.) of this difference; {TIE_MARK} it may be chance (Student's t at "
     "95 %, each line by itself). Pages mark every mean that may be the best."
 )
+TWO = 2
+"""Seeds of which a spread can be computed, and with which hardly anything is sure."""
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
 SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
 """Settings that have a column in every table.csv."""
@@ -77,6 +80,14 @@ def varied_names(table: pd.DataFrame) -> list[str]:
     )
 
 
+def setting_names(table: pd.DataFrame) -> list[str]:
+    """The settings that have a column in this comparison: varied ones, then those that recipes of
+    the user's own declare.
+    """
+    own = dict.fromkeys(name for settings in table.own_settings for name in settings)
+    return list(dict.fromkeys((*varied_names(table), *own)))
+
+
 def table_csv(table: pd.DataFrame) -> str:
     """The aggregated table, shares in 0..1."""
     return str(_filed(table).to_csv(index=False))
@@ -89,7 +100,7 @@ def frame_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _filed(table: pd.DataFrame) -> pd.DataFrame:
-    more = [name for name in varied_names(table) if name not in (*SETTINGS, *OWN)]
+    more = [name for name in setting_names(table) if name not in (*SETTINGS, *OWN)]
     return table[["label", "method", *SETTINGS, *more, *FILED]]
 
 
@@ -99,7 +110,7 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
         Column("method", "label"),
         Column("rank", "rank", lambda rank: f"{rank or '--'}"),
         Column("sparsity", "sparsity", "g", optional=6),
-        *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
+        *(Column(name, name, value_words) for name in setting_names(table) if name not in OWN),
         Column("epsilon", "epsilon_max", words=_epsilon),
         Column("with choosing", "epsilon_with_choosing", epsilon_words),
         Column("outside", "epsilon_outside", words=_outside),
@@ -203,6 +214,7 @@ def notes(table: pd.DataFrame) -> list[str]:
             table.epsilon_with_choosing.notna()
         ),
         TIE_NOTE: any(table.behind.notna()),
+        **_of_two_seeds(table),
         **_of_one_seed(table),
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
         "dense update; wire: the uplink with what its message adds.": True,
@@ -231,6 +243,17 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 def _largest(numbers: pd.Series) -> float:
     return float(max(numbers.dropna(), default=0.0))
+
+
+def _of_two_seeds(table: pd.DataFrame) -> dict[str, bool]:
+    """How little lines of two seeds are told apart, in a sentence; where all have two."""
+    if not any(table.behind.notna()) or {*table.n[table.n > 0]} != {TWO}:
+        return {}
+    two, three = (f"{quantile(seeds):.1f}" for seeds in (TWO, TWO + 1))
+    return {
+        f"Two seeds separate hardly anything: a difference is no chance from {two} standard errors "
+        f"on, with three seeds from {three}: --seeds 3 or more.": True
+    }
 
 
 def _of_one_seed(table: pd.DataFrame) -> dict[str, bool]:
@@ -377,6 +400,7 @@ def _lead(best: Line, second: Line) -> str:
     beyond = f"{number_of(best, abs(lead.behind))}{unit} "
     beyond += f"{'above' if best.more_is_better else 'below'} {second.name}"
     if lead.error is None:
-        return f", {beyond} (one seed, so {words})"
+        why = "one seed" if lead.seeds == 1 else f"exactly so in all {lead.seeds} seeds"
+        return f", {beyond} ({why}, so {words})"
     paired_over = f"paired over {lead.seeds} seeds{f'; {words}' if lead.may_be_chance else ''}"
     return f", {beyond} with a standard error of {number_of(best, lead.error)} ({paired_over})"

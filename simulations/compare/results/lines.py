@@ -13,15 +13,17 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedlsg import strategies
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.compare.grid.cells import grouped
+from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.settings.settings import RUN, codec_settings
 from fedlsg.simulations.storage.results import Result
-from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 NAMING = ("rank", "sparsity")
@@ -30,6 +32,8 @@ NAMELESS = (("rank", None), ("rank", 0), ("sparsity", None))
 """Values that the name of a line leaves out."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
+SMALLEST = 1e-9
+"""Relative spread of differences up to which they are the same, but for rounding."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
 """What lines need in common to be compared: the evaluated rows of one workload."""
 MEANS = {
@@ -64,6 +68,7 @@ def lines(
         runs: all its runs
         run: one of them, a finished one if there is one
         varied: the settings that its comparison varies
+        own_settings: those that a recipe of the user's own declares
         settings: those of its name
         level: what its epsilon protects, if that is not one example
         by_loss: its workload has no accuracy, so scores are losses
@@ -128,8 +133,9 @@ def lines(
 class Paired(NamedTuple):
     """How far a line is behind another one: the mean difference over the seeds of both.
 
-    behind: below 0 where it is ahead. error: its standard error over ``seeds``; None of less than
-    two. Without a seed in common it is the difference of the means.
+    behind: below 0 where it is ahead. error: its standard error over ``seeds``; of seeds that all
+    differ by the same, that of the test rows. None of less than two seeds, and where neither is
+    known. Without a seed in common it is the difference of the means.
     """
 
     behind: float
@@ -159,8 +165,26 @@ def paired(line: Line, best: Line) -> Paired:
     lags = (pd.Series(dict(best.scores)) - pd.Series(dict(line.scores))).dropna()
     sign = 1 if best.more_is_better else -1
     behind = lags.mean() if len(lags) else best.mean - line.mean
-    error = float(lags.sem()) if len(lags) > 1 else None
-    return Paired(sign * float(behind), error, len(lags))
+    return Paired(
+        sign * float(behind), _error_of(lags, None if best.by_loss else best.run.chance), len(lags)
+    )
+
+
+def _error_of(lags: pd.Series, chance: Chance | None) -> float | None:
+    """Standard error of the mean of paired differences, one for each seed.
+
+    Few seeds may differ by the same number of test rows by chance, and no spread proves nothing.
+    Then it is that of the N test rows: two models whose accuracies differ by d disagree on a share
+    d of the rows at least, so the difference of one seed has a variance of d (1 - d) / N at least.
+    """
+    if len(lags) < 2:
+        return None
+    spread, apart = float(lags.sem()), min(abs(float(lags.mean())), 1.0)
+    if spread > SMALLEST * apart or not apart:
+        return spread
+    if chance is None:
+        return None
+    return math.sqrt(apart * (1 - apart) / (chance.test_examples * len(lags)))
 
 
 def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Series]:
@@ -242,6 +266,18 @@ def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
     return {**kept, **given}
 
 
+def full_labels(labels: Labels, known: Iterable[str]) -> dict[str, str]:
+    """The names that are given, by labels among the ``known`` ones: of a recipe of the user's own,
+    its file will do.
+    """
+    there = {*known}
+    whole = {key: f"{key}{OWN_RECIPE}" for key in labels}
+    return {
+        whole[key] if key not in there and whole[key] in there else key: name
+        for key, name in labels.items()
+    }
+
+
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
     """Raise ValueError for a name that is given to nothing ``known``, labels or whole names of
     lines, and for one that another of them has.
@@ -262,12 +298,15 @@ def more_is_better(by_loss: bool) -> bool:
 def _row(run: Result) -> dict[str, Any]:
     """What lines are made of: the facts of a run, and its numbers."""
     settings, summary, unit = run.settings, run.summary, unit_in(run.settings)
-    target = run.epsilon_target
-    return run.as_row() | {
+    target, facts = run.epsilon_target, run.as_row()
+    own = {name: value for name, value in _own_settings(run).items() if name not in facts}
+    return facts | {
+        **own,
         **dict(run.varied),
         "run": run,
         "group": repr(run.group or run.name),
         "varied": dict(run.varied),
+        "own_settings": own,
         "settings": {name: settings.get(name) for name in NAMING} | dict(run.varied),
         "task": tuple(map(settings.get, TASK)),
         "epsilon_target": math.nan if target is None else target,
@@ -280,6 +319,14 @@ def _row(run: Result) -> dict[str, Any]:
         "training_seconds": summary.get("seconds", {}).get("training"),
         "messages": run.messages,
     }
+
+
+def _own_settings(run: Result) -> dict[str, Any]:
+    """What the settings of a recipe of the user's own have in this run; its code is not run."""
+    if not strategies.is_users(run.method):
+        return {}
+    shared = {*RUN, *codec_settings(), *strategies.common_settings()}
+    return {name: value for name, value in run.settings.items() if name not in shared}
 
 
 def _ratio(above: pd.Series, below: pd.Series) -> pd.Series:

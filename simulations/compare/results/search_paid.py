@@ -50,13 +50,14 @@ def _gain(line: Line, other: Line, at: str) -> str:
     better = lag.behind > 0
     verdict = "gained" if better else "lost"
     few = lag.seeds == FEWEST_SEEDS and better and lag.behind > CLEAR * (lag.error or math.inf)
-    if few:
+    if few and lag.may_be_chance:
         verdict = "seems to have gained, which two seeds cannot show (give --seeds 3 or more)"
     elif lag.may_be_chance:
         verdict = "may have gained nothing" if better else "gained nothing that these runs show"
     unit = "" if line.by_loss else " points"
     error = number_of(line, lag.error)
-    over = f"standard error {error}, paired over {lag.seeds} seeds" if error else "one seed"
+    seeds = counted(lag.seeds, "seed")
+    over = f"standard error {error}, paired over {seeds}" if error else seeds
     if lag.may_be_chance and error:
         over += "; it may be chance"
     return (

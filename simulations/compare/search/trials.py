@@ -17,6 +17,7 @@ from fedlsg.simulations.compare.grid.runner import (
     Folder,
     Limits,
     Ray,
+    check_same_code,
     check_same_settings,
     run_cells,
     share_out,
@@ -237,11 +238,11 @@ class Runner:
 
     def run(self) -> bool:
         """Whether every method has its trials. Raises ValueError if a trial was started with other
-        settings.
+        settings, or by other code.
         """
-        check_same_settings(
-            self.folder, [trial.arm.cell(trial.number, trial.params) for trial in self.trials()]
-        )
+        cells = [trial.arm.cell(trial.number, trial.params) for trial in self.trials()]
+        check_same_settings(self.folder, cells)
+        check_same_code(self.folder, cells)
         while batch := self._next():
             self._run(batch)
             told = self._tell(batch)

@@ -2,23 +2,32 @@
 
     everyone at the smallest    all clients take part, at the smallest epsilon and delta
     the strictest left out      the others, at the smallest epsilon and delta among them
-    each its own                all clients, weighted by 1 / sigma_k^2 (``own_epsilons``)
+    each its own                all clients, weighted as the run does
+    each its own, by noise      all clients, weighted by 1 / sigma_k^2, where the run does not
 
 The strictest are those of the smallest epsilon; where all have one epsilon, of the smallest delta.
 
 noise: deviation of the noise on a coordinate of the mean gradient, over the clip norm:
 sqrt(sum_k w_k^2 sigma_k^2) / sum_k w_k q_k N_k, of a round in which all of these clients take part.
 It does not say what the strictest clients' data are worth: where a class is theirs alone, leaving
-them out loses it, and a small weight nearly does.
+them out loses it, and a small weight nearly does. So the largest share of a client is given, too:
+noise averages out over rounds, and a share does not.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedlsg.simulations.planning.client_noise import client_terms
+from fedlsg.simulations.planning.client_noise import (
+    client_terms,
+    counts_by_noise,
+    weighted_by_noise,
+)
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.state import ClientTerms
+
+HALF = 0.5
+"""A client with a larger share of the weight decides what the model is fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +43,8 @@ class Choice:
     delta: float
     most_delta: float
     noise: float
+    share: float
+    """Of the client that counts most, of the whole weight."""
 
 
 def choices(plan: Plan) -> list[Choice]:
@@ -50,9 +61,15 @@ def choices(plan: Plan) -> list[Choice]:
         epsilon = min(epsilons[client] for client in clients)
         delta = min(deltas[client] for client in clients)
         settings = replace(
-            plan.settings, client_epsilons=None, client_deltas=None, epsilon=epsilon, delta=delta
+            plan.settings,
+            client_epsilons=None,
+            client_deltas=None,
+            epsilon=epsilon,
+            delta=delta,
+            weighting=None if counts_by_noise(plan) else plan.settings.weighting,
         )
-        terms = client_terms(replace(plan, settings=settings))
+        every = client_terms(replace(plan, settings=settings))
+        terms = [every[client] for client in clients]
         return Choice(
             name=name,
             clients=len(clients),
@@ -60,22 +77,52 @@ def choices(plan: Plan) -> list[Choice]:
             most=epsilon,
             delta=delta,
             most_delta=delta,
-            noise=noise_of_mean([terms[client] for client in clients]),
+            noise=noise_of_mean(terms),
+            share=largest_share(terms)[1],
+        )
+
+    def own(name: str, terms: Sequence[ClientTerms]) -> Choice:
+        return Choice(
+            name=name,
+            clients=len(epsilons),
+            epsilon=min(epsilons),
+            most=max(epsilons),
+            delta=min(deltas),
+            most_delta=max(deltas),
+            noise=noise_of_mean(terms),
+            share=largest_share(terms)[1],
         )
 
     offered = [common("everyone at the smallest", everyone)]
     if others:
         offered.append(common("the strictest left out", others))
-    each_its_own = Choice(
-        name="each its own",
-        clients=len(epsilons),
-        epsilon=min(epsilons),
-        most=max(epsilons),
-        delta=min(deltas),
-        most_delta=max(deltas),
-        noise=noise_of_mean(plan.terms),
+    offered.append(own("each its own", plan.terms))
+    if plan.settings.weighting is None and not counts_by_noise(plan):
+        offered.append(own("each its own, by noise", weighted_by_noise(plan.terms)))
+    return offered
+
+
+def largest_share(terms: Sequence[ClientTerms]) -> tuple[int, float]:
+    """The client that counts most, and its share of the whole weight."""
+    counts = [client.weight * client.sample_rate * client.num_examples for client in terms]
+    most = max(counts)
+    return counts.index(most), most / math.fsum(counts)
+
+
+def share_notes(plan: Plan) -> tuple[str, ...]:
+    """A sentence where one of several clients has more than half of the weight because of its
+    noise, and the clients' data may differ.
+    """
+    if not counts_by_noise(plan) or plan.settings.partition == "iid" or len(plan.terms) < 3:
+        return ()
+    client, share = largest_share(plan.terms)
+    if share <= HALF:
+        return ()
+    return (
+        f"weighting=noise: client {client} has {share:.0%} of the weight, so the model is fitted "
+        "to its data; what other clients alone have is learned slowly. Leave weighting out where "
+        "the clients' data differ",
     )
-    return [*offered, each_its_own]
 
 
 def noise_of_mean(terms: Sequence[ClientTerms]) -> float:

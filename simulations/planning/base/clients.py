@@ -10,8 +10,9 @@ divides by. What a client counts:
                                       sample_rate, like any other under one batch_size
     examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
     clients     B / (q_k N_k)         like any other, whatever its size
-    own         1 / sigma_k^2         under budgets of their own (``own_weights``): of all weighted
-                                      means this one has the least noise
+    noise       1 / sigma_k^2         (``own_weights``): of all weighted means this one has the
+                                      least noise; the default under budgets of their own where
+                                      rows are dealt at random, so that all means are of one kind
 
 The server multiplies values that have their noise already: it is post-processing, and no epsilon
 changes.
@@ -36,6 +37,8 @@ from fedlsg.simulations.settings.participation import participation_of
 
 SAME = 1e-9
 """Relative difference from 1 at which a weight is 1."""
+BY_NOISE = "noise"
+"""The weighting by 1 / sigma_k^2, which depends on what each client may spend."""
 CAP = 16.0
 """A client counts at most so many times as much as the median one. In a deployment a node says what
 its epsilon is, and one that named a huge epsilon would otherwise be the whole federation.
@@ -178,7 +181,7 @@ def client_weights(clients: Clients, mechanism: Mechanism) -> dict[int, float]:
     weighting = s.weighting
     if weighting is None and s.trust == "client" and mechanism.is_plain:
         weighting = "examples"  # FedAvg
-    if weighting is None:
+    if weighting in (None, BY_NOISE):
         return dict.fromkeys(rates, 1.0)
     mean, batch = fmean(clients.sizes), clients.local.expected_batch
     exact = {

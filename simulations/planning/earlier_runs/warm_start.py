@@ -22,8 +22,13 @@ from fedlsg.simulations.planning.base.charged_before import Before, History, Kin
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import digest_of_units
 from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
+from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, shorter
+from fedlsg.simulations.settings.rule_checker import without_effect
+from fedlsg.simulations.settings.settings import Settings, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 
+DEALING = ("clients", "partition", "alpha", "shards_per_client", "holdout", "seed")
+"""Settings that say who holds which row."""
 NAME = 16
 """Digits of the head of a ledger, which name its entries in the ledger of another run."""
 OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data=True"
@@ -65,6 +70,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"{where} is a run of a deployment, and its ledgers are with its clients: their own "
             "ledgers count every run"
         )
+    _check_own_budgets(source, base, where)
     verify_extends(saved["ledgers"], source.ledgers)
     every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
     charged = {client: entries for client, entries in every.items() if entries}
@@ -86,6 +92,54 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
         client: [replace(entry, client=client, run=entry.run or name) for entry in charged[earlier]]
         for client, earlier in takes_over.items()
     }
+
+
+def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
+    """Raise ValueError if clients of the other run had epsilons or deltas of their own, and have
+    none here: nobody may spend more than it has agreed to without a word.
+    """
+    before, s = source.read_config(), base.settings
+    for what in BELOW:
+        name = f"client_{what}s"
+        text = getattr(before, name)
+        if not text or getattr(s, name) is not None or not base.method.mechanism.private:
+            continue
+        each, common = numbered(text, what), getattr(s, what)
+        had = shorter(", ".join(f"#{client}={value:g}" for client, value in each.items()))
+        instead = f"{what}={common:g}" if common else f"noise_multiplier={s.noise_multiplier:g}"
+        raise ValueError(
+            f"{where} gave clients an own {what} each ({name}={had!r}), and this run "
+            f"would give all of them {instead}: give {name}= again, for both runs together, as "
+            f"{name}='#{min(each)}={what.upper()}, ...' with each client's, by name or number"
+        )
+
+
+def start_notes(base: Base) -> tuple[str, ...]:
+    """A sentence where the rows are dealt otherwise than in the run that this one starts from, with
+    the settings that differ.
+    """
+    source = RunDir.open(str(base.settings.start_from))
+    if source.load_checkpoint()["plan"]["partition"] == digest_of_units(base):
+        return ()
+    before, now = (_dealing(settings) for settings in (source.read_config(), base.settings))
+    names = [name for name in DEALING if before.get(name) != now.get(name)]
+    was, has = (
+        ", ".join(f"{name}={values[name]}" for name in names if name in values)
+        or "the same settings"
+        for values in (before, now)
+    )
+    return (
+        f"rows are dealt to other clients than in {source.path.name}: it had {was}; this run has "
+        f"{has}. Each client begins with what the client that spent most had spent; give the "
+        "settings of that run to keep its clients.",
+    )
+
+
+def _dealing(settings: Settings) -> dict[str, object]:
+    """The settings that say who holds which row, without those that have no effect."""
+    values = values_of(settings)
+    idle = without_effect(values)
+    return {name: values[name] for name in DEALING if name in values and name not in idle}
 
 
 def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:

@@ -55,6 +55,7 @@ from fedlsg.simulations.report.words import (
     privacy_line,
     run_headline,
 )
+from fedlsg.simulations.settings.own_epsilons import numbered
 from fedlsg.simulations.settings.rule_checker import without_effect
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
@@ -342,8 +343,8 @@ def command(result: Result) -> str:
 
 def typed_command(result: Result) -> str:
     """What the user gave, as a command, or as a call where workload or method have no name that a
-    command knows; empty where it is not on record. Numbers of each client are left out: they may
-    have names.
+    command knows; empty where it is not on record. What each client has is by its number, and left
+    out where clients have names, which others may read here, and where they are many.
     """
     given, settings = result.start.get("given"), result.settings
     if given is None:
@@ -354,8 +355,13 @@ def typed_command(result: Result) -> str:
         value = settings.get("from_preset" if name == "preset" else name)
         if name in PLACES or value is None:
             continue
-        listed = own is not None or name in ("client_epsilons", "client_deltas")
-        values[name] = "..." if listed else word or _without_folders(name, value)
+        if name in ("client_epsilons", "client_deltas") or (
+            own is not None and f"client_{name}s" not in given
+        ):
+            setting = name if own is None else f"client_{name}s"
+            values[setting] = _by_number(result, setting)
+        else:
+            values[name] = word or _without_folders(name, value)
     if "method" in (settings.get("auto") or "").split():
         values.pop("method", None)
     if "engine" in values and settings.get("engine") != "flower":
@@ -377,6 +383,19 @@ def typed_command(result: Result) -> str:
     typed = {**of_data, **{name: repr(value) for name, value in values.items()}, **of_data}
     words = [f"{name}={as_typed}" for name, as_typed in typed.items()]
     return f"fedlsg.simulate({', '.join(['...', *words])})"
+
+
+LISTED = 20
+"""So many clients are listed in a command, each with its epsilon."""
+
+
+def _by_number(result: Result, setting: str) -> str:
+    """A setting of the clients' own epsilons or deltas, to copy; dots where it is left out."""
+    what = "epsilon" if setting == "client_epsilons" else "delta"
+    numbers = numbered(str(result.settings[setting]), what)
+    if result.start.get("rows", {}).get("named", True) or len(numbers) > LISTED:
+        return "..."
+    return ", ".join(f"#{client}={value:g}" for client, value in numbers.items())
 
 
 def _without_folders(name: str, value: Any) -> Any:

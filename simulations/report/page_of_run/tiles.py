@@ -17,6 +17,7 @@ from fedlsg.simulations.report.words import (
     client_words,
     duration,
     epsilon_words,
+    has_own_noise,
     human_bytes,
     of_whom,
     percent,
@@ -146,7 +147,8 @@ def privacy_tiles(result: Result) -> list[Tile]:
         note = f"the largest of {summary['clients']} clients{of_whom(summary)} spent {spent}"
         tiles.append(Tile(name="epsilon of the median client", value=median, note=note))
     if summary.get("rho"):
-        note = f"{RHO_IS}; sigma, the noise multiplier, is {summary['noise_multiplier']:.4g}"
+        whose = " of the client with the largest epsilon" if has_own_noise(summary) else ""
+        note = f"{RHO_IS}; sigma, the noise multiplier{whose}, is {summary['noise_multiplier']:.4g}"
         tiles.append(Tile(name="rho", value=f"{summary['rho']:.3g}", note=note))
     budget = settings.get("epsilon")
     if budget is not None:

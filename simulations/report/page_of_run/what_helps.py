@@ -177,12 +177,13 @@ def _further(result: Result, rounds: int) -> str:
             "is not trained further. Each client's ledger counts both runs against its "
             "epsilon-max, and at the same epsilon more rounds have more noise in each."
         )
-    if result.settings.get("client_epsilons") or result.settings.get("client_deltas"):
-        return (
-            f"Clients have epsilons of their own: train further in a new run with "
-            f"start_from= this one, rounds={rounds} and client_epsilons= for both together."
-        )
-    if is_named(result):
+    named = is_named(result)
+    for what in ("epsilon", "delta"):
+        if result.settings.get(f"client_{what}s") is not None:
+            own = f"client_{what}s=...: each client's {what} of both runs together"
+            option = f"--start-from RUN and -c {own}" if named else f"start_from=RUN and {own}"
+            return f"Go on in a new run: the same {'command' if named else 'call'} with {option}."
+    if named:
         budget = " --epsilon LARGER" if result.private else ""
         further = f"fedlsg resume RUN --rounds {rounds}{budget}"
     else:

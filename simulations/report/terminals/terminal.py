@@ -42,6 +42,7 @@ STYLES = {
 }
 WIDE_SPACES, NARROW_SPACES = 2, 1
 """Spaces between columns."""
+LEFT_OUT = "left out at this width"
 FROZEN_LINES = 4
 """Lines that frozen parameters may take in a list of layers."""
 
@@ -49,13 +50,36 @@ FROZEN_LINES = 4
 def terminal_table(table: Table, width: int) -> Group:
     """For a terminal of ``width`` columns.
 
-    Optional columns are left out until the table fits. If it never does, intervals go to a second
-    line and names fold.
+    Optional columns are left out until the table fits, as few as that takes, and a line says which.
+    If it never fits, intervals go to a second line and names fold.
     """
     title = [Text(table.title, style="bold")] if table.title else []
-    hidden = (table.optional[:count] for count in range(len(table.optional) + 1))
-    views = (_view(table, some, space) for some in hidden for space in (WIDE_SPACES, NARROW_SPACES))
-    return Group(*title, next((view for view in views if _width(view) <= width), _narrowest(table)))
+    hidden = _left_out(table, width)
+    spaces = (WIDE_SPACES, NARROW_SPACES)
+    fitting = (view for space in spaces if _width(view := _view(table, hidden, space)) <= width)
+    names = ", ".join(table.columns[position].split(",")[0] for position in sorted(hidden))
+    note = [Text(f"{LEFT_OUT}: {names}", style="dim")] if names else []
+    return Group(*title, next(fitting, _narrowest(table)), *note)
+
+
+def _left_out(table: Table, width: int) -> tuple[int, ...]:
+    """The positions of the columns that a terminal of ``width`` columns has no place for: in their
+    order, without those that have a place once a wider one is gone.
+    """
+
+    def is_wide(hidden: tuple[int, ...]) -> bool:
+        return _width(_view(table, hidden, NARROW_SPACES)) > width
+
+    hidden: tuple[int, ...] = ()
+    for position in table.optional:
+        if not is_wide(hidden):
+            break
+        hidden = (*hidden, position)
+    for position in hidden[::-1]:
+        fewer = tuple(other for other in hidden if other != position)
+        if not is_wide(fewer):
+            hidden = fewer
+    return hidden
 
 
 def print_table(table: Table, console: Console) -> None:

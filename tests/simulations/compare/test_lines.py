@@ -19,6 +19,7 @@ from fedlsg.simulations.compare.results.comparison_files import (
 )
 from fedlsg.simulations.compare.results.comparison_table import (
     comparison_table,
+    notes,
     sentences,
     table_csv,
 )
@@ -104,9 +105,9 @@ def test_every_ranking_asks_for_the_direction_once(by_loss, planted, monkeypatch
         opposite = "fedlsg.simulations.compare.results.lines.higher_is_better"
         monkeypatch.setattr(opposite, lambda name: not higher_is_better(name))
     runs = [
-        of_score(score + 0.01 * seed, rank, by_loss, seed)
+        of_score(score + 0.001 * rank * seed, rank, by_loss, seed)
         for rank, score in ((4, 0.9), (8, 0.6), (16, 0.7))
-        for seed in range(2)
+        for seed in range(3)
     ]
     table = lines(runs)
     more = by_loss == planted
@@ -171,6 +172,49 @@ def test_where_nothing_is_known_of_chance_every_line_may_be_the_best():
     assert (alone.behind, alone.may_be_best) == (None, None)
     private, free = lines([result(0.8), result(0.9, method="sgd", epsilon=None)]).itertuples()
     assert private.behind is None is free.behind
+
+
+def test_seeds_that_differ_by_the_same_prove_nothing():
+    """By hand: 14 of 360 rows in both seeds, sqrt(.0389 * .9611 / 720) is 0.72 points, and two
+    seeds need 12.7 of them. Of 10 seeds 2.3 do.
+    """
+
+    def pair(seeds: int, apart: float = 14 / 360, **chance: float) -> list[Result]:
+        return [
+            replace(
+                run, summary={**run.summary, "chance": CHANCE | {"test_examples": 360} | chance}
+            )
+            for seed in range(seeds)
+            for run in (
+                result(0.85 + 0.01 * seed, seed=seed),
+                result(0.85 + 0.01 * seed - apart, method="dpsgd", seed=seed),
+            )
+        ]
+
+    def behind(runs: list[Result]) -> str:
+        shown = comparison_table(lines(runs))
+        return shown.rows[1].cells[shown.columns.index("behind (s.e.)")]
+
+    assert behind(pair(2)) == "3.9 (0.7) ≈"
+    assert "(paired over 2 seeds; the lead may be chance)" in sentences(lines(pair(2)))[0]
+    assert behind(pair(10)) == "3.9 (0.3)"
+    assert behind(pair(2, test_examples=360e4)) == "3.9 (0.0072)"  # control: of many rows
+    unknown = [replace(run, summary={**run.summary, "chance": None}) for run in pair(3)]
+    assert behind(unknown) == "3.9 ≈"
+    assert "exactly so in all 3 seeds, so the lead may be chance" in sentences(lines(unknown))[0]
+    assert behind(pair(2, apart=0.0)) == "best"
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_two_seeds_separate_hardly_anything_and_a_line_says_so(seeds):
+    said = [words for words in notes(lines(three(seeds))) if words.startswith("Two seeds")]
+    words = (
+        "Two seeds separate hardly anything: a difference is no chance from 12.7 standard errors "
+        "on, with three seeds from 4.3: --seeds 3 or more."
+    )
+    assert said == ([words] if seeds == 2 else [])
+    alone = [run for run in three(seeds) if run.label == "dpsgd"]
+    assert not any(one.startswith("Two seeds") for one in notes(lines(alone)))
 
 
 def test_one_method_has_no_highest_mean():

@@ -3,6 +3,7 @@ is refused.
 """
 
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import torch
 from torch import nn
 
 import fedlsg
-from fedlsg.simulations.planning.advice.own_choices import choices, noise_of_mean
+from fedlsg.simulations.planning.advice.own_choices import (
+    choices,
+    largest_share,
+    noise_of_mean,
+    share_notes,
+)
 from fedlsg.simulations.planning.base.clients import CAP, own_weights
-from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.report.page_of_run.client_table import client_table
 from fedlsg.simulations.report.words import privacy_line
 from fedlsg.simulations.run.plan_command import worst
@@ -249,7 +255,7 @@ def spent(out: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_each_client_spends_its_own(tmp_path):
-    run = simulate(tmp_path / "run", epsilon=OWN)
+    run = simulate(tmp_path / "run", epsilon=OWN, weighting="noise")
     found = spent(tmp_path / "run")
     for site, epsilon in zip(SITES, found, strict=True):
         assert 0.98 * OWN[site] < epsilon <= OWN[site]
@@ -268,7 +274,7 @@ def test_each_client_spends_its_own(tmp_path):
 def test_each_client_has_its_own_delta(tmp_path):
     """At one epsilon the client of a smaller delta has more noise, and counts less."""
     deltas = {"north": 1e-7, "south": 1e-3, "east": 1e-5, "west": 1e-4}
-    simulate(tmp_path / "run", epsilon=2.0, delta=deltas)
+    simulate(tmp_path / "run", epsilon=2.0, delta=deltas, weighting="noise")
     ledger, rows = RunDir(tmp_path / "run").charges, read_clients(RunDir(tmp_path / "run"))
     assert {row["name"]: row["delta"] for row in rows} == deltas
     for row in rows:
@@ -324,11 +330,32 @@ def test_a_run_of_own_epsilons_is_continued(tmp_path):
     assert torch.equal(next(again.model.parameters()), next(whole.model.parameters()))
 
 
+def test_a_new_run_exceeds_no_client_s_own_epsilon_without_a_word(tmp_path):
+    own = {"client_epsilons": "north=1, south=2, east=4, west=8", "rounds": 1}
+    simulate(tmp_path / "own", **own)
+    goes_on = {"start_from": tmp_path / "own", "rounds": 1}
+    for common in ({"epsilon": 12.0}, {"noise_multiplier": 2.0}):
+        with pytest.raises(ValueError, match="give client_epsilons= again, for both runs") as said:
+            simulate(tmp_path / "next", **goes_on, **common)
+        assert "gave clients an own epsilon each (client_epsilons='#0=4, #1=1, " in str(said.value)
+        assert not (tmp_path / "next").exists()
+    # negative control: the same client has more, because somebody says so
+    again = {"client_epsilons": "north=2, south=3, east=5, west=9"}
+    simulate(tmp_path / "next", **goes_on, **again)
+    assert all(map(operator.le, spent(tmp_path / "next"), (5.0, 2.0, 3.0, 9.0)))
+
+
+def test_nor_its_own_delta(tmp_path):
+    own = {"client_deltas": "north=1e-6", "epsilon": 2.0, "delta": 1e-5, "rounds": 1}
+    simulate(tmp_path / "own", **own)
+    with pytest.raises(ValueError, match="give client_deltas= again, for both runs together"):
+        simulate(tmp_path / "next", start_from=tmp_path / "own", epsilon=4.0, delta=1e-5, rounds=1)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a secure sum": ({"trust": "secure"}, "share their noise"),
     "an assumed sum": ({"trust": "aggregate"}, "share their noise"),
     "given noise": ({"noise_multiplier": 1.0}, "calibrated to each"),
-    "weights by size": ({"weighting": "examples"}, "count by their noise"),
     "no noise": ({"method": "sgd"}, "client_epsilons"),
     "nobody's": ({"epsilon": {"north": 1.0}}, "gives no epsilon to 3 of 4 clients, such as 'east'"),
     "a delta of many rows": ({"delta": {"north": 0.03}}, "expected delta=0.03 < 1 / num_examples"),
@@ -357,6 +384,41 @@ def test_the_three_choices_are_compared():
     assert worst(plan) == (pytest.approx(8.0, rel=0.01), plan.terms[3].noise_multiplier)
 
 
+def test_clients_whose_rows_may_differ_count_as_under_one_epsilon():
+    """By noise they count where rows are dealt at random, or where it is said. The control is the
+    share of the client with the largest epsilon.
+    """
+    settings = {"workload": "digits", "method": "dpsgd", "clients": 4, "rounds": 4}
+    settings["client_epsilons"] = "#0=1, #1=2, #2=4, #3=8"
+
+    def plan(**given: Any) -> Plan:
+        return make_plan(from_mapping(settings | given))
+
+    at_random, differ = plan(), plan(partition="dirichlet", alpha=0.3)
+    said = plan(partition="dirichlet", alpha=0.3, weighting="noise")
+    weights = [terms.weight for terms in at_random.terms]
+    assert weights == sorted(weights)
+    assert weights[3] / weights[2] == pytest.approx(
+        (at_random.terms[2].noise_multiplier / at_random.terms[3].noise_multiplier) ** 2
+    )
+    assert [terms.weight for terms in differ.terms] == [1.0] * 4
+    assert [terms.weight for terms in said.terms] != [1.0] * 4
+    offered = choices(differ)
+    assert [one.name for one in offered][2:] == ["each its own", "each its own, by noise"]
+    everyone, _, each, by_noise = offered
+    assert by_noise.noise < each.noise < everyone.noise
+    assert by_noise.noise == noise_of_mean(said.terms)
+    assert by_noise.share == largest_share(said.terms)[1] > 0.5 > each.share == everyone.share
+    assert [one.name for one in choices(said)][2:] == ["each its own"]
+    assert not share_notes(at_random)
+    assert not share_notes(differ)
+    (note,) = share_notes(said)
+    assert note.startswith(f"weighting=noise: client 3 has {by_noise.share:.0%} of the weight")
+    sizes = plan(partition="dirichlet", alpha=0.3, weighting="clients").terms
+    counts = [terms.weight * terms.sample_rate * terms.num_examples for terms in sizes]
+    assert counts == pytest.approx([counts[0]] * 4)
+
+
 def test_epsilon_and_sigma_that_are_shown_together_are_of_one_client(tmp_path):
     """A client of a stricter epsilon has more noise, which is not behind the largest epsilon."""
     simulate(tmp_path / "run", epsilon=8.0, client_epsilons="north=0.5", rounds=1)
@@ -364,7 +426,7 @@ def test_epsilon_and_sigma_that_are_shown_together_are_of_one_client(tmp_path):
     east, north = (run.charges.of(client).entries[0].noise_multiplier for client in (0, 1))
     assert north > 2 * east
     assert run.read_summary()["noise_multiplier"] == east
-    assert f"sigma {east:.4g})" in privacy_line(run.read_summary())
+    assert f"; its sigma {east:.4g})" in privacy_line(run.read_summary())
 
 
 def test_of_one_epsilon_the_strictest_have_the_smallest_delta():

@@ -15,6 +15,7 @@ from fedlsg.simulations.cli.command_line import merge
 from fedlsg.simulations.planning.advice.alike_names import alike_line
 from fedlsg.simulations.report.page_of_run.data_facts import data_facts
 from fedlsg.simulations.report.page_of_run.run_page import run_page, typed_command
+from fedlsg.simulations.settings.own_epsilons import text_of
 from fedlsg.simulations.settings.settings import from_mapping, words_given
 from fedlsg.simulations.storage.results import read_run
 from tests.simulations.support.compare_cases import result
@@ -129,6 +130,26 @@ def test_a_typed_command_makes_the_same_settings():
     options = {name[2:]: value for name, value in zip(rest[::2], rest[1::2], strict=True)}
     again = from_mapping(merge({"workload": "digits", **options, "engine": "local"}, pairs))
     assert again == from_mapping(given)
+
+
+@pytest.mark.parametrize(
+    ("named", "clients", "words"),
+    [
+        (False, 2, "--client-epsilons '#0=1, #1=0.5' --rounds 4"),
+        (True, 2, "--client-epsilons ... --rounds 4"),  # control: others may read the page
+        (False, 30, "--client-epsilons ... --rounds 4"),
+    ],
+)
+def test_own_epsilons_are_given_by_number_where_nobody_has_a_name(named, clients, words):
+    own = text_of({client: 1 / (client + 1) for client in range(clients)})
+    made = result(0.8, settings={"client_epsilons": own, "rounds": 4})
+    given = words_given({"workload": "digits", "client_epsilons": "site", "rounds": 4})
+    object.__setattr__(made, "start", {"given": given, "rows": {"named": named}})
+    assert typed_command(made) == f"fedlsg run digits {words}"
+    if not named and clients == 2:  # so does a call with a dict
+        given = words_given({"epsilon": {0: 1, 1: 0.5}, "rounds": 4})
+        object.__setattr__(made, "start", {"given": given, "rows": {"named": False}})
+        assert "--client-epsilons '#0=1, #1=0.5'" in typed_command(made)
 
 
 def test_a_run_without_the_record_names_no_command():

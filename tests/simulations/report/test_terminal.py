@@ -10,11 +10,13 @@ from rich.console import Console
 
 from fedlsg.carriers import LayerRow
 from fedlsg.carriers.parameter_layout import Travel
+from fedlsg.simulations.report.pages.page import Row, Table
 from fedlsg.simulations.report.terminals import progress
 from fedlsg.simulations.report.terminals.terminal import (
     FROZEN_LINES,
     layers_shown,
     summary_table,
+    terminal_table,
 )
 from fedlsg.simulations.report.words import outcome, privacy_line
 
@@ -212,3 +214,27 @@ def test_many_frozen_parameters_are_one_line(count, capsys):
     folded = count > FROZEN_LINES
     assert all((name in text) is not folded for name in names)
     assert (f"{count} parameters  {12 * count} values  frozen" in text) is folded
+
+
+TABLE = Table(
+    columns=("method", "wire", "a wide heading, s", "n"),
+    rows=(Row(cells=("lsg", "1 kB", "1.5", "3")),),
+    left=(0,),
+    optional=(1, 2),
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        (60, ""),  # control: all columns fit
+        (20, "left out at this width: a wide heading"),  # wire is the first to go, and fits again
+        (9, "left out at this width: wire, a wide heading"),
+    ],
+)
+def test_a_table_says_which_columns_it_leaves_out(width, said):
+    text = shown(terminal_table(TABLE, width), 60).rstrip()
+    assert ("left out" in text) == bool(said)
+    assert text.endswith(said)
+    assert ("wire" in text.splitlines()[0]) == ("wire" not in said)
+    assert all(word in text for word in ("method", "lsg", "n", "3"))

@@ -73,6 +73,25 @@ def test_a_hint_follows_from_its_numbers(made, first):
     assert said(made) == [*first, *USUAL]
 
 
+def test_what_does_not_go_on_in_place_is_not_told_to():
+    """Budgets of clients were planned for its rounds."""
+
+    def more(**settings: object) -> str:
+        made = run(FALLING)
+        return dict(hints(replace(made, settings={**made.settings, **settings}))).get(
+            "More rounds", ""
+        )
+
+    assert "Train further: fedlsg resume RUN --rounds 80 --epsilon LARGER" in more()  # control
+    for setting in ("client_epsilons", "client_deltas"):
+        words = more(**{setting: "#0=1e-6, #1=1e-5"})
+        assert "resume" not in words
+        assert f"the same command with --start-from RUN and -c {setting}=...: each" in words
+    assert "same call with start_from=RUN and client_" in more(
+        client_epsilons="#0=1", workload="own"
+    )
+
+
 def test_a_run_of_python_goes_on_in_python():
     command, call = run(FALLING), run(FALLING)
     call = replace(call, settings={**call.settings, "workload": "own"})
@@ -102,14 +121,6 @@ def test_a_deployment_gets_no_advice_that_is_refused(made, more):
     assert ("rounds = 80 in the run config" in words) == more
     simulated = replace(made, settings={**made.settings, "engine": "flower"})
     assert hints(simulated) == hints(made)  # a control: of Flower's simulation
-
-
-def test_clients_with_epsilons_of_their_own_go_on_in_a_new_run():
-    made = run(FALLING)
-    own = replace(made, settings={**made.settings, "client_epsilons": "#0=1, #1=3"})
-    (_, words), *_ = hints(own)
-    assert "start_from= this one, rounds=80 and client_epsilons= for both" in words
-    assert "fedlsg resume" not in words
 
 
 def without_privacy(accuracy):

@@ -154,6 +154,21 @@ def test_clients_that_came_or_left_carry_what_each_row_may_have_cost(tmp_path):
     assert all_of.epsilon == pytest.approx(exactly(at(most + 1)))
 
 
+@pytest.mark.slow
+def test_rows_that_are_dealt_anew_are_said(tmp_path):
+    given = {**SECRET, "partition": "dirichlet", "alpha": 0.5, "clients": 3}
+    first = quick(tmp_path / "first", **given)
+    (note,) = quick(tmp_path / "anew", start_from=first, **SECRET)._plan.notes
+    assert note.startswith(
+        "rows are dealt to other clients than in first: it had clients=3, partition=dirichlet, "
+        "alpha=0.5; this run has clients=2, partition=iid. "
+    )
+    (seed,) = quick(tmp_path / "seed", start_from=first, seed=1, **given)._plan.notes
+    assert "it had seed=0; this run has seed=1." in seed
+    # negative control
+    assert not quick(tmp_path / "same", start_from=first, **given)._plan.notes
+
+
 REFUSED = {
     "clients that spent differently, dealt anew": (
         {**UNEQUAL, "noise_multiplier": None, "epsilon": 3.0},
