@@ -63,7 +63,7 @@ class Look(NamedTuple):
 
 
 Looks = Mapping[str, Look]
-"""By the name of a line."""
+"""By the name of a line, or of a family of lines."""
 
 
 def figures(table: pd.DataFrame, view: View = PLAIN) -> "dict[str, Charts | Figure]":
@@ -99,15 +99,15 @@ def _bytes_differ(done: Sequence[Line]) -> bool:
     return bool(sent) and max(sent) > min(sent) * (1 + SAME)
 
 
-def looks_of(table: Iterable[Line]) -> Looks:
-    """The look of each line by its name; variants of a method share the colour only."""
-    pairs = sorted({(line.method, line.name) for line in table})
+def looks_of(table: Iterable[Line], name_of: Callable[[Line], str] = attrgetter("name")) -> Looks:
+    """The look of each name; variants of a method share the colour only."""
+    pairs = sorted({(line.method, name_of(line)) for line in table})
     colours_and_markers = looks(pairs)
-    of_lines = {}
+    look_by_name = {}
     for variants in grouped(pairs, itemgetter(0)).values():
         for (_, name), dashes in zip(variants, cycle(DASHES), strict=False):
-            of_lines[name] = Look(*colours_and_markers[name], dashes)
-    return of_lines
+            look_by_name[name] = Look(*colours_and_markers[name], dashes)
+    return look_by_name
 
 
 def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
@@ -132,7 +132,7 @@ def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
     values = values_of(done, name)
     x, places = values_axis(name, values, value_words_of(done, name, values))
     name_of = partial(family, axes=[name])
-    looks = looks_of(own[0] for own in grouped(done, name_of).values())
+    looks = looks_of(done, name_of)
     series = _over(done, name_of, lambda line: places.get(line.varied.get(name)), looks)
     return (_accuracy(f"Accuracy over {name}", x, series, done),)
 
@@ -157,6 +157,7 @@ def _over(
 ) -> list[Series]:
     """Marks for the lines of each name, levels for lines without a place, and guessing.
 
+    looks: by the names that ``name_of`` gives.
     apart: names are moved by this share of a place, so that error bars do not cover each other.
     """
     rest = [line for line in table if place_of(line) is None]
@@ -166,9 +167,10 @@ def _over(
         shift = 1 + apart * (at - (len(families) - 1) / 2)
         own.sort(key=lambda line: place_of(line) or 0.0)
         places = [shift * (place_of(line) or 0.0) for line in own]
-        series.append(marks(places, own, looks[own[0].name], marked(own[0], name)))
+        series.append(marks(places, own, looks[name], marked(own[0], name)))
     levels = [
-        level(line.height, marked(line, name_of(line)), looks[line.name].colour) for line in rest
+        level(line.height, marked(line, name), looks[name].colour)
+        for name, line in zip(map(name_of, rest), rest, strict=True)
     ]
     return [*series, *levels, *chance(table)]
 

@@ -338,3 +338,38 @@ def test_a_mark_without_an_epsilon_target_names_none():
     charts = figures(lines(runs), View(bytes=True))["accuracy-total-bytes"]
     words = {word for chart in charts for series in chart.series for word in series.words}
     assert words == {"lsg at epsilon 3", "sgd, NOT PRIVATE"}
+
+
+def varied(run: Result, name: str, value: object) -> Result:
+    settings = {**run.settings, name: value}
+    return replace(
+        run,
+        settings=settings,
+        varied=((name, value),),
+        group=(run.label, run.epsilon_target, value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rank", (4, 16)),
+        ("local_steps", (1, 5, 20)),
+        ("clients", (8, 16)),
+        ("clip_norm", (0.5, 10.0)),
+    ],
+)
+def test_a_chart_of_a_setting_needs_no_order_of_its_values(name, values):
+    """Names sort as text, in which 16 is before 4: the chart of such values raised KeyError."""
+    runs = [
+        varied(result(0.8 + epsilon / 100, epsilon=epsilon), name, value)
+        for value in values
+        for epsilon in (3.0, 8.0)
+    ]
+    runs += [result(0.7, method="dpsgd"), result(0.75, method="dpsgd", epsilon=8.0)]
+    (chart,) = figures(lines(runs))["accuracy-varied"]
+    families = [one for one in chart.series if one.name.startswith("lsg")]
+    assert [one.x for one in families] == [values, values]
+    assert len({(one.marker, one.dashes) for one in families}) == 2, "an epsilon each"
+    assert len({one.colour for one in families}) == 1
+    assert sum(one.name.startswith("dpsgd") for one in chart.series) == 2
