@@ -64,7 +64,9 @@ class Recognition:
 
     similarity: to the guess that is nearest to it.
     rival: of the public example that is nearest to any guess.
-    p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
+    p: the rank of ``similarity``, as a share of ``among``.
+    among: the original and the public examples. The blind guess is a rival more, which can make
+        the rank larger and is not counted here.
     """
 
     similarity: float
@@ -83,7 +85,10 @@ class Recognition:
 
 
 def pool_size(examples: int) -> int:
-    """The public examples that a verdict on so many originals needs at least."""
+    """The examples that a verdict on so many originals needs at least, each original with its pool.
+
+    ``unlike`` makes pools of as many public examples, which is one more than is needed.
+    """
     return math.ceil(examples / FALSE_ALARM_CHANCE - 1e-9)
 
 

@@ -37,6 +37,7 @@ them together.
 class Payload:
     """One payload looked at.
 
+    steps: local steps whose sums are in it.
     components: (m,) along each canary, in what it adds.
     lengths: (m,) of what it adds.
     residual: (kept,) payload less the expected sum, over the deviation of the noise. With the way
@@ -45,6 +46,7 @@ class Payload:
         the claim is true, given the past: from the noise, and from who took part.
     """
 
+    steps: int
     components: Float[Tensor, " m"]
     lengths: Float[Tensor, " m"]
     residual: Float[Tensor, " kept"]
@@ -102,6 +104,7 @@ def examine(
     present = torch.cat([others, of_canaries[included]]) @ way
     drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
     return Payload(
+        steps=len(weights),
         components=(of_canaries @ residual) / lengths.square() + drift / 2,
         lengths=lengths,
         residual=residual / std,
@@ -114,9 +117,14 @@ def examine(
 def canary_scores(
     payloads: Sequence[Payload], noise_std: float, sample_rate: float
 ) -> Float[Tensor, " m"]:
-    """Log likelihood ratio of each canary of one client over all its payloads, of one local step
-    each.
+    """Log likelihood ratio of each canary of one client over all its payloads.
+
+    Raises ValueError for a payload of several local steps: a canary may be in some of them.
     """
+    if steps := [payload.steps for payload in payloads if payload.steps != 1]:
+        raise ValueError(
+            f"expected payloads of one local step, got one of {steps[0]}: train with local_steps=1"
+        )
     components = torch.stack([payload.components for payload in payloads])
     lengths = torch.stack([payload.lengths for payload in payloads])
     return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)

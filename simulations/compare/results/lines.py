@@ -402,8 +402,9 @@ def measured(table: Iterable[Line]) -> str:
 
 def mean_of(table: Iterable[Line]) -> str:
     """What the scores of these lines are, for columns: each is mean ± standard deviation."""
+    table = list(table)
     loss = any(line.by_loss for line in table)
-    return "test loss ± s.d." if loss else "accuracy ± s.d., %"
+    return f"{measured(table)} ± s.d." if loss else "accuracy ± s.d., %"
 
 
 def seeds_of(table: Iterable[Line]) -> str:
@@ -415,13 +416,14 @@ def seeds_of(table: Iterable[Line]) -> str:
 
 
 def number_of(line: Line, value: float | None) -> str:
-    """A difference of scores: points with one decimal, small losses with three digits; empty for
-    None.
+    """A difference of losses, or of accuracies in points; empty for None.
+
+    It has one decimal. Below 0.095 in size, it has two significant digits.
     """
     if value is None:
         return ""
     number = value if line.by_loss else 100 * value
-    return f"{number:.1f}" if number >= 0.095 else f"{number:.2g}"
+    return f"{number:.1f}" if abs(number) >= 0.095 else f"{number:.2g}"
 
 
 def value_words(value: Any) -> str:

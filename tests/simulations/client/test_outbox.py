@@ -1,5 +1,8 @@
 """The outbox: a payload comes back for its own question only, whole or not at all."""
 
+import hashlib
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +79,29 @@ def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
             outbox.path.write_bytes(bytes(changed))
             assert outbox.find("q") is outbox.last() is None
             assert outbox.damaged
+
+
+def first_format(question: str, payload: bytes) -> bytes:
+    """A file of format 1, whose digest is a SHA-256."""
+    digest = hashlib.sha256(json.dumps(question).encode() + b"\n" + payload).hexdigest()
+    head = {"question": question, "bytes": len(payload), "sha256": digest}
+    return json.dumps(head).encode() + b"\n" + payload
+
+
+def test_a_file_of_the_first_format_answers_unless_it_is_damaged(tmp_path):
+    outbox = LastPayload(tmp_path / "client.bin")
+    outbox.path.write_bytes(whole := first_format("q", b"payload"))
+    assert outbox.find("q") == b"payload"
+    outbox.path.write_bytes(whole[:-1] + b"D")
+    assert outbox.find("q") is None
+
+
+def test_a_read_computes_the_digest_of_its_format_alone(tmp_path, monkeypatch):
+    """Each read computed the SHA-256 of format 1 as well."""
+    outbox = LastPayload(tmp_path / "client.bin")
+    outbox.store("q", b"payload")
+    monkeypatch.delattr(hashlib, "sha256")
+    assert outbox.find("q") == b"payload"
 
 
 @pytest.mark.parametrize(

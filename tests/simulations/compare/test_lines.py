@@ -5,6 +5,7 @@ table.csv.
 import csv
 from dataclasses import replace
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,12 @@ from fedlsg.simulations.compare.results.comparison_table import (
     sentences,
     table_csv,
 )
-from fedlsg.simulations.compare.results.lines import higher_is_better, lines
+from fedlsg.simulations.compare.results.lines import (
+    higher_is_better,
+    lines,
+    mean_of,
+    number_of,
+)
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
 from fedlsg.simulations.report.pages.facts import facts
@@ -338,6 +344,29 @@ def test_a_mark_without_an_epsilon_target_names_none():
     charts = figures(lines(runs), View(bytes=True))["accuracy-total-bytes"]
     words = {word for chart in charts for series in chart.series for word in series.words}
     assert words == {"lsg at epsilon 3", "sgd, NOT PRIVATE"}
+
+
+@pytest.mark.parametrize(
+    ("share", "points"),
+    [(0.1234, "12.3"), (0.00096, "0.1"), (0.00094, "0.094"), (0.0, "0"), (None, "")],
+)
+def test_a_difference_has_as_many_digits_behind_as_ahead(share, points):
+    """-12.34 points were "-12"."""
+    for by_loss in (False, True):
+        line = SimpleNamespace(by_loss=by_loss)
+        value = share and (100 * share if by_loss else share)
+        assert number_of(line, value) == points
+        if value:
+            assert number_of(line, -value) == f"-{points}"
+
+
+def test_the_column_of_losses_says_which_rows_they_are_of():
+    """Losses of held-out rows were in a column "test loss"."""
+    tested = [replace(run, summary={**run.summary, "accuracy": None}) for run in three()]
+    held = [replace(run, settings={**run.settings, "holdout": 0.1}) for run in tested]
+    for runs, words in ((tested, "test loss ± s.d."), (held, "held-out loss ± s.d.")):
+        assert mean_of(lines(runs).itertuples()) == words
+        assert words in comparison_table(lines(runs)).columns
 
 
 def varied(run: Result, name: str, value: object) -> Result:

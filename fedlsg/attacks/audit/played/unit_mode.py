@@ -213,13 +213,15 @@ def along(
 
 def log_ratios(
     components: Float[Tensor, "rounds m"],
-    lengths: Float[Tensor, " m"],
+    lengths: Float[Tensor, "*rounds m"],
     *,
     noise_std: float,
     sample_rate: float,
 ) -> Float[Tensor, " m"]:
     """Score of each canary, in against out, from the claimed parameters: its log likelihood ratio
     over all rounds.
+
+    lengths: of what each canary adds: one for all rounds, or one for each.
 
     With s = length / noise_std the component y is N(b, 1 / s^2) where b says whether the canary
     took part, and the ratio is the sum over rounds of log(1 - q + q exp(s^2 (y - 1/2))). No score

@@ -68,6 +68,19 @@ def test_coins_are_in_no_score():
     assert wrong.moved == pytest.approx(-right.moved)
 
 
+def test_scores_are_of_single_steps_and_of_each_payload():
+    """A payload has lengths of its own; one of several steps has no such score."""
+    canaries, rest = (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:])
+    first = examine(seen(), canaries, rest, torch.tensor([True, True]))
+    second = replace(first, lengths=3 * first.lengths)
+    one, other = (canary_scores([payload], 1e-3, 0.5) for payload in (first, second))
+    assert_close(canary_scores([first, second], 1e-3, 0.5), one + other)
+    with pytest.raises(ValueError, match="expected payloads of one local step, got one of 3"):
+        canary_scores([first, replace(first, steps=3)], 1e-3, 0.5)
+    two_steps = replace(seen(), local=LocalTraining(steps=2, learning_rate=0.1))
+    assert examine(two_steps, canaries, rest, torch.tensor([True, True])).steps == 2
+
+
 def residuals(count=20, scale=1.0):
     return list(np.random.default_rng(0).normal(scale=scale, size=(count, 400)))
 
