@@ -1,8 +1,12 @@
 """Which examples of an update an attack recognises: a rank test for each, against public examples.
 
-Symbols: G guesses, M public examples that no client holds (the pool). A similarity is a cosine: 1
-for equal examples. Images are compared by what they have beyond the blind guess of their class, so
-that a blind guess has 0.
+Symbols:
+    M         public examples that no client holds: the pool
+    g         a guess of an image, less the blind guess of its class
+    b_i       public image i, less the blind guess
+    b_i - b_j a mixture: a rival that has the covariance of images, and is no image
+Sums are over the pixels that a guess knows. A similarity is a cosine, 1 for equal examples. A blind
+guess of an image has 0, because the blind guess is subtracted from all images.
 
 A guess that was made without the payload is as near to any public example as to the original, so
 that the original is the nearest of all with a probability of 1 / (M + 1). No mean over examples
@@ -34,22 +38,27 @@ MAX_UNEXPLAINED = 0.01
 made it.
 """
 MAX_MIXED_IMAGES = 500
-"""Public images whose differences are rivals at most: 249,500 differences."""
+"""Public images that mixtures are made of, at most: 249,500 mixtures."""
 ALIKE = 1e-4
-"""Two public images with a squared difference below this share of both have no difference."""
-EQUAL = 1e-6
-"""A public image with a smaller squared difference to an original, as a share of the original, is
-the original itself.
+"""Two public images make no mixture if |b_i - b_j|^2 is below this share of |b_i|^2 + |b_j|^2: of
+equal images only rounding is left.
 """
-COSINE_STEP, EXACT = 1e-4, 1e-3
-"""Cosines are rounded to ``COSINE_STEP``, and distances decide between equal ones: of images that
-differ in one number alone, such as their brightness, all have one direction. ``EXACT``: see
-``mixed``.
+EQUAL = 1e-6
+"""A public image is the original itself if their squared distance is at most this share of the
+squared norm of the original.
+"""
+COSINE_STEP = 1e-4
+"""Cosines are rounded to multiples of it, and distances decide between equal ones: images that
+differ in one number alone, such as their brightness, all have one direction.
+"""
+LEAST_DISTANCE = 1e-3
+"""Distances of mixtures, as shares of |g|, are not distinguished below it. Of images that have one
+number alone, such as their brightness, some mixture is always as near as that.
 """
 POOL_NUMBERS = 2**24
 """Numbers of public images that are in memory at once, next to the images themselves."""
 NO_PAIRS: Int64[Tensor, "2 0"] = torch.zeros(2, 0, dtype=torch.int64)
-"""Of a pool without synthetic images."""
+"""Of a pool without mixtures."""
 ZERO_NORM = 1e-12
 """Stands for the norm of an image that is the blind guess: its similarity to any other is 0."""
 
@@ -64,24 +73,30 @@ class Recognition:
 
     similarity: to the guess that is nearest to it.
     rival: of the public example that is nearest to any guess.
-    p: the rank of ``similarity``, as a share of ``among``.
-    among: the original and the public examples. The blind guess is a rival more, which can make
-        the rank larger and is not counted here.
+    rank: of ``similarity`` among those of public examples and of the blind guess: 1 for the
+        largest.
+    among: the original and the public examples; the blind guess is not counted.
     """
 
     similarity: float
     rival: float
-    p: float
+    rank: int
     among: int
     verdict: Verdict
 
     @property
+    def p(self) -> float:
+        """The rank as a share of ``among``: how probable one as good is without the payload."""
+        return min(self.rank / self.among, 1.0)
+
+    @property
     def close(self) -> bool:
-        """Whether it is nearer to its original than to any public example, and to some mixture of
-        two as near.
+        """Whether a guess is nearer to the original than to any public example, without a leak.
+
+        Then a mixture is as near as the original, or the pool is too small for the originals of the
+        run.
         """
-        first = round(self.p * self.among) == 1
-        return first and self.verdict == "undecided" and self.p <= FALSE_ALARM_CHANCE
+        return self.rank == 1 and self.verdict == "undecided" and self.p <= FALSE_ALARM_CHANCE
 
 
 def pool_size(examples: int) -> int:
@@ -100,36 +115,39 @@ def recognise(
     least: float,
     unexplained: float | None = None,
     blind: float = 0.0,
-    mixed: float = 0.0,
+    mixture: float = 0.0,
 ) -> Recognition:
     """The verdict on one original, from the similarities of all guesses to it and to the pool.
 
     ``examples``: originals that the run judges.
     ``least``: see ``RECOVERED_IMAGE``.
-    ``unexplained``: the search's own evidence, see ``MAX_UNEXPLAINED``.
-    ``blind``: the blind guess's similarity to it, one rival more.
-    ``mixed``: the largest similarity to a mixture of public ones.
+    ``unexplained``: the search's own evidence, see ``MAX_UNEXPLAINED``; None without a search.
+    ``blind``: the similarity of the blind guess to it, a rival more.
+    ``mixture``: the largest similarity of a guess to a mixture.
 
-    Guarantee: where the guesses know no more of the original than of the pool, it is "recovered"
-    or "recognisable" with a probability of at most ``FALSE_ALARM_CHANCE`` / examples: it has to be
-    the nearest of all. Each public example, as the original, is compared with the guess that is
-    nearest to it: no pair is chosen by the truth.
-    An original that is the nearest of a pool of ``pool_size`` is never "not told apart": it is
-    "undecided" where a mixture is as near, which makes chance rarer than the pool alone can.
-    Neither needs a search that converged; "not told apart" does.
+        verdict            pool_size reached   rank   above ``mixture``   search converged
+        "recovered"        yes                 1      yes                 no matter
+        "recognisable"     yes                 1      yes                 no matter
+        "not told apart"   yes                 > 1    no matter           yes, or no search
+        "undecided"        all other cases
+
+    "Recovered" has a similarity of at least ``least``, "recognisable" a smaller one.
+
+    Guarantee: if the guesses know no more of the original than of the pool, these two have a
+    probability of at most ``FALSE_ALARM_CHANCE`` / examples, because the original has to be the
+    nearest of all. Mixtures only make it smaller. Each public example is compared with the guess
+    that is nearest to it, as the original is: no pair is chosen by the truth.
     """
     nearest, rivals = float(own.amax()), pool.amax(0)
     rival = float(rivals.amax()) if len(rivals) else 0.0
     rank, size = 1 + int((rivals >= nearest).sum()) + (blind >= nearest), len(rivals) + 1
     verdict: Verdict = "undecided"
     if size >= pool_size(examples):
-        if rank == 1 and nearest > mixed:
+        if rank == 1 and nearest > mixture:
             verdict = "recovered" if nearest >= least else "recognisable"
         elif rank > 1 and (unexplained is None or unexplained <= MAX_UNEXPLAINED):
             verdict = "not told apart"
-    return Recognition(
-        similarity=nearest, rival=rival, p=min(rank / size, 1.0), among=size, verdict=verdict
-    )
+    return Recognition(similarity=nearest, rival=rival, rank=rank, among=size, verdict=verdict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,17 +155,17 @@ class ImagePool:
     """Public images of one class, by what each has beyond the blind guess of the class.
 
     rows: those of ``beyond`` that are in the pool; None: all.
-    pairs: synthetic images come after them, each the difference of two rows of ``beyond`` over
-        sqrt(2), which has the same covariance.
+    pairs: of rows of ``beyond``. Their mixtures, over sqrt(2), are in the pool after its images:
+        they have the covariance of images.
 
     Guarantee: next to ``beyond`` it takes the memory of about ``POOL_NUMBERS`` numbers, however
-    many synthetic images there are: all sums go over a few pixels at a time.
+    many mixtures there are: all sums go over a few pixels at a time.
     """
 
     blind: Float[Tensor, "*shape"]
     beyond: Float[Tensor, "images *shape"]
     rows: Int64[Tensor, " real"] | None = None
-    pairs: Int64[Tensor, "2 synthetic"] = NO_PAIRS
+    pairs: Int64[Tensor, "2 mixtures"] = NO_PAIRS
 
     @property
     def real(self) -> Int64[Tensor, " real"]:
@@ -157,14 +175,16 @@ class ImagePool:
     def pixels(
         self, most: int | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "public pixels"]]]:
-        """Some pixels after the other of all images, or of the first ``most`` of them."""
+        """Windows of pixels, one after the other: which pixels, and their values in the images of
+        the pool, or in the first ``most`` of them.
+        """
         flat, rows = self.beyond.flatten(1), self.real[:most]
         first, second = self.pairs[:, : None if most is None else most - len(rows)]
         step = max(POOL_NUMBERS // max(len(rows) + len(first), 1), 1)
         for start in range(0, flat.shape[1], step):
-            some = slice(start, start + step)
-            part = flat[:, some]
-            yield some, torch.cat([part[rows], (part[first] - part[second]) / math.sqrt(2)])
+            window = slice(start, start + step)
+            part = flat[:, window]
+            yield window, torch.cat([part[rows], (part[first] - part[second]) / math.sqrt(2)])
 
     def similarities(
         self, guesses: Float[Tensor, "guesses *shape"]
@@ -178,42 +198,51 @@ class ImagePool:
         known, unit = ~vectors.isnan(), F.normalize(vectors.nan_to_num(0.0))
         products = vectors.new_zeros(len(vectors), len(self.real) + self.pairs.shape[1])
         squares, distances = torch.zeros_like(products), torch.zeros_like(products)
-        for rows, public in self.pixels():
-            products += unit[:, rows] @ public.mT
-            squares += known[:, rows].to(vectors) @ public.square().mT
-            for guess, distance in zip(vectors[:, rows], distances, strict=True):
+        for window, public in self.pixels():
+            products += unit[:, window] @ public.mT
+            squares += known[:, window].to(vectors) @ public.square().mT
+            for guess, distance in zip(vectors[:, window], distances, strict=True):
                 distance += (public - guess).nan_to_num(0.0).square().sum(1)
         cosines = products / squares.sqrt().clamp(min=ZERO_NORM)
         lengths = vectors.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=ZERO_NORM)
         return ranked(cosines, distances.sqrt() / lengths)
 
-    def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
-        """The largest similarity of a guess and a difference of two public images.
+    def nearest_mixture(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
+        """The largest similarity of a guess and a mixture b_i - b_j, by ``ranked``.
 
-        Distances are not told apart below ``EXACT`` of a guess: among so many differences of images
-        that have one number in common, such as their brightness, one is always as near as that.
-        Differences are far more than images and have the same covariance: a guess that is noise is
-        nearer to one of them than to an original that it knows nothing of. They are softer than
-        images, so that a sharp guess is not held to them alone.
+            cos_ij = g.(b_i - b_j) / (|g| |b_i - b_j|)
+            distance_ij^2 = |g - (b_i - b_j)|^2 / |g|^2
+
+        There are far more mixtures than images: a guess that is noise is nearer to one of them than
+        to an original that it knows nothing of. They are softer than images, so a sharp guess has
+        images as rivals as well.
         """
-        nearest = 0.0
-        for guess in (guesses.to(self.blind) - self.blind).flatten(1):
-            known, unit = ~guess.isnan(), F.normalize(guess.nan_to_num(0.0), dim=0)
-            along, inner = guess.new_zeros(()), guess.new_zeros(())
-            for rows, public in self.pixels(MAX_MIXED_IMAGES):
-                along = along + public @ unit[rows]
-                seen = public[:, known[rows]]
-                inner = inner + seen @ seen.mT
-            squares = inner.diag()
-            both = squares + squares.unsqueeze(1)
-            apart = (both - 2 * inner).clamp(min=ZERO_NORM)
-            cosines = (along.unsqueeze(1) - along) / apart.sqrt()
-            length = guess.nan_to_num(0.0).norm().clamp(min=ZERO_NORM)
-            squared = 1 + apart / length**2 - 2 * cosines * apart.sqrt() / length
-            shares = ranked(cosines, squared.clamp(min=EXACT**2).sqrt())
-            shares[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
-            nearest = max(nearest, float(shares.amax()))
-        return nearest
+        largest = 0.0
+        for g in (guesses.to(self.blind) - self.blind).flatten(1):
+            projections, products = self._projections_and_products(g)
+            squares = products.diag()
+            sums = squares + squares.unsqueeze(1)
+            mixture_squares = (sums - 2 * products).clamp(min=ZERO_NORM)
+            mixture_norms = mixture_squares.sqrt()
+            cosines = (projections.unsqueeze(1) - projections) / mixture_norms
+            norm = g.nan_to_num(0.0).norm().clamp(min=ZERO_NORM)
+            distance_squares = 1 + mixture_squares / norm**2 - 2 * cosines * mixture_norms / norm
+            similarities = ranked(cosines, distance_squares.clamp(min=LEAST_DISTANCE**2).sqrt())
+            similarities[mixture_squares < ALIKE * sums] = 0.0
+            largest = max(largest, float(similarities.amax()))
+        return largest
+
+    def _projections_and_products(
+        self, g: Float[Tensor, " pixels"]
+    ) -> tuple[Float[Tensor, " public"], Float[Tensor, "public public"]]:
+        """g.b_i / |g| and b_i.b_j of the first images, over the pixels that g knows."""
+        known, unit = ~g.isnan(), F.normalize(g.nan_to_num(0.0), dim=0)
+        projections, products = g.new_zeros(()), g.new_zeros(())
+        for window, public in self.pixels(MAX_MIXED_IMAGES):
+            projections = projections + public @ unit[window]
+            visible = public[:, known[window]]
+            products = products + visible @ visible.mT
+        return projections, products
 
     def unlike(
         self,
@@ -221,16 +250,16 @@ class ImagePool:
         least: int,
         generator: torch.Generator,
     ) -> "ImagePool":
-        """The pool without the originals themselves, with synthetic images up to ``least``.
+        """The pool without the originals themselves, with mixtures up to ``least``.
 
-        Fewer than two public images give none.
+        Fewer than two public images make none.
         """
         real, vectors = self.real, (originals.to(self.blind) - self.blind).flatten(1)
-        apart = vectors.new_zeros(len(vectors), len(real))
-        for rows, public in replace(self, pairs=NO_PAIRS).pixels():
-            for original, squares in zip(vectors[:, rows], apart, strict=True):
+        distance_squares = vectors.new_zeros(len(vectors), len(real))
+        for window, public in replace(self, pairs=NO_PAIRS).pixels():
+            for original, squares in zip(vectors[:, window], distance_squares, strict=True):
                 squares += (public - original).square().sum(1)
-        other = real[(apart > EQUAL * vectors.square().sum(1, keepdim=True)).all(0)]
+        other = real[(distance_squares > EQUAL * vectors.square().sum(1, keepdim=True)).all(0)]
         count, missing = len(real), least - len(other)
         if missing <= 0 or count < 2:
             return replace(self, rows=other, pairs=NO_PAIRS)

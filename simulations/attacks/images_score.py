@@ -109,7 +109,7 @@ class PublicImages:
 
         def verdicts(images: Tensor, unexplained: float | None) -> tuple[Recognition, ...]:
             rivals = {
-                label: (pool.similarities(images), pool.mixed(images))
+                label: (pool.similarities(images), pool.nearest_mixture(images))
                 for label, pool in pools.items()
             }
             found = []
@@ -118,14 +118,14 @@ class PublicImages:
                 blind = pools[key].blind
                 beyond = (original.to(blind) - blind).unsqueeze(0)
                 cosines = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
-                public, mixed = rivals[key]
+                public, mixture = rivals[key]
                 verdict = recognise(
                     cosines,
                     public,
                     examples=examples,
                     least=RECOVERED_IMAGE,
                     unexplained=unexplained,
-                    mixed=mixed,
+                    mixture=mixture,
                 )
                 found.append(verdict)
             return tuple(found)

@@ -33,7 +33,9 @@ def verdict(originals, guesses, *, public=60, examples=None, **more):
     rest = {"examples": wanted, "least": RECOVERED_IMAGE, **more}
     found = recognise(own[:, 0], pool.similarities(guesses), **rest)
     if found.verdict in LEAKS:  # as of a run; most guesses need none
-        found = recognise(own[:, 0], pool.similarities(guesses), mixed=pool.mixed(guesses), **rest)
+        found = recognise(
+            own[:, 0], pool.similarities(guesses), mixture=pool.nearest_mixture(guesses), **rest
+        )
     return found
 
 
@@ -131,9 +133,9 @@ def test_the_first_rank_is_never_not_told_apart():
     """Not even where a mixture of public images is as near: that is undecided, and close."""
     own, pool = torch.tensor([0.4]), torch.full((1, 400), 0.3)
     rest = {"examples": 1, "least": RECOVERED_IMAGE, "unexplained": 0.0}
-    found = recognise(own, pool, mixed=0.45, **rest)
+    found = recognise(own, pool, mixture=0.45, **rest)
     assert (found.verdict, found.close) == ("undecided", True)
-    assert not recognise(own, pool, mixed=0.35, **rest).close
+    assert not recognise(own, pool, mixture=0.35, **rest).close
 
 
 def test_a_mixture_is_the_nearest_of_all_differences():
@@ -148,7 +150,7 @@ def test_a_mixture_is_the_nearest_of_all_differences():
         for one in pool.beyond[:12]
         for other in pool.beyond[:12]
     ]
-    assert pool.mixed(guess) == pytest.approx(float(max(cosines)), abs=1e-4)
+    assert pool.nearest_mixture(guess) == pytest.approx(float(max(cosines)), abs=1e-4)
 
 
 def test_noise_is_recognised_less_often_than_by_the_pool_alone():
@@ -184,7 +186,9 @@ def test_a_few_pixels_at_a_time_give_the_same_numbers(monkeypatch):
         found = pool.similarities(guesses)
         torch.testing.assert_close(found.float(), torch.tensor(by_hand), atol=1e-4, rtol=0)
         all_of_them = ImagePool(blind=pool.blind, beyond=whole.unflatten(1, SHAPE))
-        assert pool.mixed(guesses) == pytest.approx(all_of_them.mixed(guesses), abs=1e-5)
+        assert pool.nearest_mixture(guesses) == pytest.approx(
+            all_of_them.nearest_mixture(guesses), abs=1e-5
+        )
 
 
 def test_large_images_take_the_memory_of_a_block():
@@ -218,7 +222,7 @@ def test_an_exact_image_of_one_colour_is_recovered():
                 pool.similarities(guess),
                 examples=1,
                 least=RECOVERED_IMAGE,
-                mixed=pool.mixed(guess),
+                mixture=pool.nearest_mixture(guess),
             ).verdict
             found[kind] += verdict in LEAKS
     assert found == {"recovered": 20, "another": 0}

@@ -305,8 +305,8 @@ def test_an_attack_that_recovers_an_example_outweighs_the_others():
     """Closed forms and naive searches that fail are no evidence next to a search that is stuck."""
 
     def score(verdict: str, left: float | None):
-        p = 0.001 if verdict in (YES, ALMOST) else 1.0
-        one = Recognition(similarity=0.0, rival=0.5, p=p, among=101, verdict=verdict)
+        rank = 1 if verdict in (YES, ALMOST) else 101
+        one = Recognition(similarity=0.0, rival=0.5, rank=rank, among=101, verdict=verdict)
         return Score(
             attack="a", seconds=1, objective=0, note="", unexplained=left, recognitions=(one,)
         )
@@ -322,9 +322,9 @@ def test_an_attack_that_recovers_an_example_outweighs_the_others():
 
 def test_a_first_rank_that_a_mixture_shares_is_not_outvoted():
     """A search that found nothing does not make it "not told apart"."""
-    one = Recognition(similarity=0.5, rival=0.4, p=1 / 101, among=101, verdict=OPEN)
+    one = Recognition(similarity=0.5, rival=0.4, rank=1, among=101, verdict=OPEN)
     near = Score(attack="a", seconds=1, objective=0, note="", unexplained=0.0, recognitions=(one,))
-    done = replace(near, recognitions=(replace(one, p=1.0, verdict=NO),))
+    done = replace(near, recognitions=(replace(one, rank=101, verdict=NO),))
     found = Update.of([near, done], 1)
     assert found == update(OPEN, left=0.0, close=1)
     assert "1 of 1 nearer to the original than to any public image" in words([row()], [found])
