@@ -5,6 +5,15 @@ A canary is an example with a wrong label: its gradient stays long and unlike th
 auditor knows the public state of every round, every payload, and every example of the data but
 which canaries are in it. It subtracts the expected sum of the rest, and filters for each canary's
 clipped gradient, by the client's own code.
+
+Symbols, with all vectors in noise deviations:
+    q          sample rate
+    w_k        weight of local step k in the payload; drift = q sum_k w_k
+    x          clipped gradient of an example that is in the data, canaries included
+    c_i        clipped gradient of canary i
+    b_i        1 if canary i is in the data, else 0
+    r          residual: the payload - drift (sum of the x that are no canaries + sum_i c_i / 2)
+    v          shift: drift sum_i (b_i - 1/2) c_i, which is the mean of r if the claim is true
 """
 
 from collections.abc import Sequence
@@ -28,22 +37,25 @@ from fedlsg.training import per_unit
 
 MAX_COMPARED_PAYLOADS = 256
 MASKING_SQUARE = 1.5
-"""Mean square of residuals, in that of the noise, above which used noise no longer brings two of
-them together.
+"""Mean square of residuals above which ``check_fresh_noise`` has no power.
+
+It is 1 + s, with 1 from the noise and s from the batches. Two payloads of the same noise differ by
+2 s a value, and those of fresh noise by about 1 at least: s > 1/2 hides noise that is reused.
 """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Payload:
-    """One payload looked at.
+    """What one payload says of its canaries.
 
     steps: local steps whose sums are in it.
-    components: (m,) along each canary, in what it adds.
-    lengths: (m,) of what it adds.
-    residual: (kept,) payload less the expected sum, over the deviation of the noise. With the way
-        that the included canaries move the sum, in the same unit: ``moved`` is the product of
-        residual and way, ``expected`` of the way with itself, and ``variance`` that of the first if
-        the claim is true, given the past: from the noise, and from who took part.
+    components: (m,) along each canary: 1 where it took part, 0 where not, in its own length.
+    lengths: (m,) of what each canary adds, not in noise deviations.
+    residual: (kept,) r.
+    moved: r.v.
+    expected: v.v, the mean of ``moved`` if the claim is true.
+    variance: of ``moved`` if the claim is true, given the past: v.v from the noise, and
+        q (1 - q) sum_k w_k^2 sum_x (x.v)^2 from who took part.
     """
 
     steps: int
@@ -71,7 +83,8 @@ def clipped_rows(
         observation.frame,
         precision=precision,
     )
-    units = per_unit(gradients, observation.frame, 1)
+    # mode training refuses runs with augmentation: an example has one copy
+    units = per_unit(gradients, observation.frame, multiplicity=1)
     rows = [
         clipped_sum([unit[i : i + 1] for unit in units], observation.mechanism)
         for i in range(len(targets))
@@ -87,10 +100,10 @@ def examine(
 ) -> Payload:
     """One payload of the client that may hold these canaries, and holds ``rest``.
 
-    With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest
-    and half of the canaries; each canary's own half is given back to its component. A component
-    holds what other canaries add along this one, too. ``included`` (m,) is in the last three
-    numbers, and in nothing that a canary is scored by.
+    The residual lacks half of each canary, which its own component gets back. A component holds
+    what other canaries add along this one, too.
+    ``included`` (m,): b. It is in ``moved``, ``expected`` and ``variance``, and in nothing that a
+    canary is scored by.
     """
     of_canaries = clipped_rows(observation, *canaries).double()
     others = clipped_rows(observation, *rest).double()
@@ -100,17 +113,18 @@ def examine(
     expected_sum = drift * (others.sum(0) + of_canaries.sum(0) / 2)
     residual = observation.values.cpu().double() - expected_sum
     lengths = of_canaries.norm(dim=1).clamp_min(1e-12)
-    way = drift * (of_canaries.mT @ (included.double() - 0.5))
-    present = torch.cat([others, of_canaries[included]]) @ way
-    drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
+    shift = drift * (of_canaries.mT @ (included.double() - 0.5))
+    along_shift = torch.cat([others, of_canaries[included]]) @ shift
+    squared_weights = sum(w * w for w in weights)
+    sampling_variance = q * (1 - q) * squared_weights * float(along_shift.square().sum())
     return Payload(
         steps=len(weights),
         components=(of_canaries @ residual) / lengths.square() + drift / 2,
         lengths=lengths,
         residual=residual / std,
-        moved=float(way @ residual) / std**2,
-        expected=float(way @ way) / std**2,
-        variance=float(way @ way) / std**2 + drawn / std**4,
+        moved=float(shift @ residual) / std**2,
+        expected=float(shift @ shift) / std**2,
+        variance=float(shift @ shift) / std**2 + sampling_variance / std**4,
     )
 
 
@@ -131,27 +145,30 @@ def canary_scores(
 
 
 def payload_checks(payloads: Sequence[Payload]) -> list[Check]:
-    """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or
-    used twice.
+    """All checks of payloads: canaries that move them more than is claimed, noise that is missing,
+    and noise that is reused.
     """
     residuals = [payload.residual.numpy() for payload in payloads]
     columns = np.array([(p.moved, p.expected, p.variance) for p in payloads]).reshape(-1, 3)
-    return [sensitivity(*columns.T), noise_deviation(residuals), fresh_noise(residuals)]
+    return [
+        check_sensitivity(*columns.T),
+        check_noise_deviation(residuals),
+        check_fresh_noise(residuals),
+    ]
 
 
-def sensitivity(
+def check_sensitivity(
     moved: Float[np.ndarray, " n"],
     expected: Float[np.ndarray, " n"],
     variance: Float[np.ndarray, " n"],
 ) -> Check:
-    """Canaries that are in move the payloads no further than the claimed clip and sample rate let
-    them.
+    """Canaries move the payloads no more than the claimed clip and sample rate let them.
 
-    The slope of ``moved`` on ``expected`` is 1 where the claim is true: given the past, a payload's
-    own noise and batch are all that separates the two. The errors of payloads are therefore
-    uncorrelated, whatever their canaries have in common, and their variances are known. A normal
-    test, whose significance is as good as that approximation is; the spread of the payloads
-    themselves would be a poor guide, since a few of them may decide the slope.
+    The slope of ``moved`` on ``expected`` is 1 if the claim is true: given the past, only the noise
+    and the batch of a payload separate the two. The errors of payloads are therefore uncorrelated,
+    whatever their canaries have in common, and their variances are known. The test is a normal one,
+    and its significance is as good as that approximation. The spread of the payloads would be a
+    poor estimate of the error, because a few of them may decide the slope.
     """
     if not expected.sum() > 0:
         return Check(name="sensitivity", passed=True, says="no payload with canaries to tell")
@@ -164,17 +181,17 @@ def sensitivity(
     return Check(name="sensitivity", passed=passed, says=says, error=error)
 
 
-def noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+def check_noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     """Payloads vary at least as much as their noise: whatever the sum is, its distance from any
     guess only grows.
 
-    What the batches add hides missing noise: no power against half of it where it is as long as the
-    noise or longer.
+    What the batches add hides missing noise. The check cannot find noise of half the claimed
+    deviation if the batches add as much as the claimed noise, or more.
     """
     squares = sum(float(np.square(residual).sum()) for residual in residuals)
     count = sum(map(len, residuals))
     says = (
-        f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at "
+        f"payloads are {np.sqrt(squares / count):.4f} noise deviations from what is expected, at "
         "least 1 is claimed"
     )
     return Check(
@@ -182,18 +199,18 @@ def noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     )
 
 
-def fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """No two of the last payloads are closer than fresh noise lets them be; those of equally many
-    values are compared.
+def check_fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+    """No two of the last payloads are closer than fresh noise lets them be. Payloads of equally
+    many values are compared.
 
-    Of two payloads let b be the later, or another client's. Given all but its noise, r_b - r_a is
-    that noise and a constant, whatever the examples add to either: its squared length is noncentral
-    chi-squared, so that central chi-squared bounds its lower tail; the same for r_b + r_a. All
-    pairs and both signs are tested at once. Noise used twice cancels, and leaves the difference of
-    what the two batches add: twice a payload's own, on average.
-    No power where that is no shorter than noise: residuals of a mean square above
-    ``MASKING_SQUARE``, which ``says`` reports. Noise of half the claimed deviation fails here, too,
-    where it is not masked: two such payloads are as close.
+    Of two payloads let b be the later, or that of another client. Given all but its noise, r_b -
+    r_a is that noise and a constant, whatever the examples add to either. Its squared length is
+    noncentral chi-squared, so central chi-squared bounds its lower tail. The same holds for r_b +
+    r_a. All pairs and both signs are tested at once.
+    Noise that is reused cancels. It leaves the difference of what the two batches add, whose square
+    is twice that of one batch, on average.
+    No power above ``MASKING_SQUARE``, which ``says`` reports. Noise of half the claimed deviation
+    fails here, too, if it is not masked: two such payloads are as close.
     """
     chosen = list(residuals)[-MAX_COMPARED_PAYLOADS:]
     groups = [

@@ -14,11 +14,11 @@ from fedlsg.attacks.audit.played.canaries import make_canaries
 from fedlsg.attacks.audit.played.outputs import make_output
 from fedlsg.attacks.audit.training_mode import (
     canary_scores,
+    check_fresh_noise,
+    check_noise_deviation,
+    check_sensitivity,
     clipped_rows,
     examine,
-    fresh_noise,
-    noise_deviation,
-    sensitivity,
 )
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
@@ -105,14 +105,14 @@ def test_noise_used_twice_under_batches_shorter_than_it():
     reused = rng.normal(size=400)
     short = [*residuals(), *(reused + np.sqrt(0.2) * rng.normal(size=400) for _ in range(2))]
     long = [*residuals(), *(reused + np.sqrt(1.5) * rng.normal(size=400) for _ in range(2))]
-    assert not fresh_noise(short).passed
-    assert fresh_noise(long).passed
+    assert not check_fresh_noise(short).passed
+    assert check_fresh_noise(long).passed
 
 
 def test_halved_noise_is_too_close_and_too_short():
     halved = residuals(scale=0.5)
-    assert not noise_deviation(halved).passed
-    assert not fresh_noise(halved).passed
+    assert not check_noise_deviation(halved).passed
+    assert not check_fresh_noise(halved).passed
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_sensitivity_accuses_true_claims_as_rarely_as_it_says_though_one_payload
     variance = expected * rng.uniform(1.0, 5.0, size=8)
     z = []
     for _ in range(2000):
-        said = sensitivity(
+        said = check_sensitivity(
             expected + rng.normal(size=8) * np.sqrt(variance), expected, variance
         ).says
         words = said.replace(")", "").split()
