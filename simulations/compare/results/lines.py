@@ -10,6 +10,7 @@ finished runs. A number that one of these runs lacks is None.
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ def lines(
         level: what its epsilon protects, if that is not one example
         by_loss: its workload has no accuracy, so scores are losses
         more_is_better: the best line is that of the highest score
+        private: its finished runs have privacy, all of them; None if no run is finished
         scores: (seed, score) pairs
         mean, sd: of the scores
         height, spread: mean and sd as they are shown
@@ -85,18 +87,39 @@ def lines(
     """
     runs = pd.DataFrame(map(_row, results), dtype=object)
     runs[NUMBERS] = runs[NUMBERS].astype(float)
-    done = runs[runs.status == "done"]
+    done = _scored(runs[runs.status == "done"])
+    # the settings of a run are resolved once it has begun
+    first = pd.concat([done, runs]).drop_duplicates("group").set_index("group")
+    table = _with_means(first.drop(columns=NUMBERS), runs, done)
+    scale = table.by_loss.map({True: 1.0, False: 100.0})
+    table["height"], table["spread"] = scale * table["mean"], (scale * table.sd).fillna(0.0)
+    table["more_is_better"] = table.by_loss.map(more_is_better)
+    table["deficit"] = table.height.mask(table.more_is_better, -table.height)
+    table["over_linear_probe"] = _over_probe(table)
+    table = table.sort_values(["epsilon_target", "deficit", "name"])
+    table = table.astype(object).where(table.notna(), None)
+    table = table.assign(**_guesses(table), **_behind(table), **_in_all(table, choosing))
+    return relabelled(table, labels)
+
+
+def _scored(done: pd.DataFrame) -> pd.DataFrame:
+    """Finished runs with their scores: losses if a run of the line has no accuracy."""
     lossy = done.accuracy.isna().groupby(done.group).transform("any")
     done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss))
     done["scores"] = list(zip(done.seed, done.score, strict=True))
+    return done
+
+
+def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> pd.DataFrame:
+    """Lines with the means and sums of their finished runs: NaN without one, or where one lacks the
+    number.
+    """
     by = done.groupby("group")
     complete = by[NUMBERS].count().eq(by.size(), axis=0)
     means = by[NUMBERS].mean().where(complete).rename(columns=MEANS)
     sums = by[NUMBERS].sum()
-    # the settings of a run are resolved once it has begun
-    first = pd.concat([done, runs]).drop_duplicates("group").set_index("group")
-    table = first.drop(columns=NUMBERS).join(means[[*MEANS.values()]])
-    table = table.assign(
+    table = table.join(means[[*MEANS.values()]])
+    return table.assign(
         name=list(map(called, table.label, table.settings, table.level)),
         by_loss=table.by_loss.eq(True),
         private=by.private.all(),
@@ -119,15 +142,6 @@ def lines(
             sums.uplink_bytes + sums.downlink_bytes,
         ),
     )
-    scale = table.by_loss.map({True: 1.0, False: 100.0})
-    table["height"], table["spread"] = scale * table["mean"], (scale * table.sd).fillna(0.0)
-    table["more_is_better"] = table.by_loss.map(more_is_better)
-    table["deficit"] = table.height.mask(table.more_is_better, -table.height)
-    table["over_linear_probe"] = _over_probe(table)
-    table = table.sort_values(["epsilon_target", "deficit", "name"])
-    table = table.astype(object).where(table.notna(), None)
-    table = table.assign(**_guesses(table), **_behind(table), **_in_all(table, choosing))
-    return relabelled(table, labels)
 
 
 class Paired(NamedTuple):
@@ -197,11 +211,15 @@ def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Seri
     for line in table.itertuples():
         own = choosing if choosing and line.label in untouched else None
         spent = [each for run in line.runs if (each := _spent(run)) is not None]
-        known = choosing and line.private is not False and len(spent) == len(line.runs)
-        chosen.append(own and own.epsilon)
-        epsilons.append(math.fsum([own.epsilon if own else 0.0, *spent]) if known else None)
-        total = len(spent) * (line.delta or 0.0) + (own.delta if own else 0.0)
-        deltas.append(total if known else None)
+        chosen.append(own.epsilon if own else None)
+        # without a finished run nothing contradicts the claim of its settings
+        claims_epsilon = line.private is not False and len(spent) == len(line.runs)
+        if choosing and claims_epsilon:
+            epsilons.append(math.fsum([own.epsilon if own else 0.0, *spent]))
+            deltas.append(len(spent) * (line.delta or 0.0) + (own.delta if own else 0.0))
+        else:
+            epsilons.append(None)
+            deltas.append(None)
     columns = {
         "given_label": labels,
         "untouched": list(map(untouched.get, labels)),
@@ -222,14 +240,15 @@ def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
     """The lag of each finished line, and whether it may be the best; None without a rival."""
     done = [line for line in table.itertuples() if line.n]
     lags: dict[str, Paired] = {}
-    for own in grouped(done, lambda line: tuple(getattr(line, name) for name in RIVALS)).values():
-        lags |= {line.Index: paired(line, own[0]) for line in own if len(own) > 1}
-    found = [lags.get(at) for at in table.index]
+    for rivals in grouped(done, attrgetter(*RIVALS)).values():
+        best = rivals[0]  # the table has the best line first
+        lags |= {line.Index: paired(line, best) for line in rivals if len(rivals) > 1}
+    lag_of_each = [lags.get(group) for group in table.index]
     columns = {
-        "behind": [lag and lag.behind for lag in found],
-        "behind_standard_error": [lag and lag.error for lag in found],
-        "paired_seeds": [lag and lag.seeds for lag in found],
-        "may_be_best": [lag and lag.may_be_chance for lag in found],
+        "behind": [lag and lag.behind for lag in lag_of_each],
+        "behind_standard_error": [lag and lag.error for lag in lag_of_each],
+        "paired_seeds": [lag and lag.seeds for lag in lag_of_each],
+        "may_be_best": [lag and lag.may_be_chance for lag in lag_of_each],
     }
     return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
 
@@ -240,6 +259,8 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     A given name replaces the settings in a line's name, too; of several lines with one label it is
     followed by the settings in which they differ.
     """
+    if not labels:
+        return table
     variants = table.settings.groupby(table.label).agg(list)
     names, short = [], []
     for line in table.itertuples():
@@ -252,7 +273,7 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
         usual = line.name if given is None else called(given, differing)
         names.append(labels.get(line.name, usual))
         short.append(labels.get(line.name, line.label if given is None else given))
-    return table.assign(name=names, label=short) if labels else table
+    return table.assign(name=names, label=short)
 
 
 def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
