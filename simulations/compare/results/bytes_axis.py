@@ -16,8 +16,8 @@ from fedlsg.simulations.compare.results.lines import (
     SAME,
     Labels,
     Line,
-    marked,
     mean_of,
+    name_with_privacy,
     score_words,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
@@ -144,7 +144,7 @@ def panel_table(panel: Panel) -> Table:
     """A row for each line of a panel; no column of transfer if no link is given."""
     ratio = "{:.1f}x".format
     columns = [
-        Column("method", marked),
+        Column("method", name_with_privacy),
         Column(mean_of(panel.lines), score_words),
         Column("n", "n"),
         Column("uplink", "uplink_bytes_total", human_bytes),

@@ -11,8 +11,8 @@ from fedlsg.simulations.compare.results.lines import (
     SAME,
     Line,
     family,
-    marked,
     measured,
+    name_with_privacy,
     score_words,
     seeds_of,
     value_words,
@@ -88,7 +88,7 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
         axes.tick_params(length=0)
         axes.grid(False)
         deviation = " ± s.d." if seeds_of(own) else ""
-        title = f"{marked(own[0], family(own[0], names))}: {measured(own)}{deviation}"
+        title = f"{name_with_privacy(own[0], family(own[0], names))}: {measured(own)}{deviation}"
         axes.set_title(title, fontsize=9, loc="left")
         lines = {tuple(line.varied[name] for name in names): line for line in own}
         cells = [[lines.get((x, y)) for x in across] for y in up]

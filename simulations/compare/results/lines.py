@@ -120,7 +120,7 @@ def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> 
     sums = by[NUMBERS].sum()
     table = table.join(means[[*MEANS.values()]])
     return table.assign(
-        name=list(map(called, table.label, table.settings, table.level)),
+        name=list(map(line_name, table.label, table.settings, table.level)),
         by_loss=table.by_loss.eq(True),
         private=by.private.all(),
         runs=runs.groupby("group").run.agg(list),
@@ -270,7 +270,7 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
             if any(other.get(name) != value for other in variants[line.label])
         }
         given = labels.get(line.label)
-        usual = line.name if given is None else called(given, differing)
+        usual = line.name if given is None else line_name(given, differing)
         names.append(labels.get(line.name, usual))
         short.append(labels.get(line.name, line.label if given is None else given))
     return table.assign(name=names, label=short)
@@ -374,7 +374,7 @@ def _guesses(table: pd.DataFrame) -> dict[str, list[Any]]:
     }
 
 
-def called(label: str, settings: Mapping[str, Any], level: str = "") -> str:
+def line_name(label: str, settings: Mapping[str, Any], level: str = "") -> str:
     """A label with settings and what epsilon protects, for legends."""
     words = [
         f"{name} {value_words(value)}"
@@ -390,10 +390,10 @@ def family(line: Line, axes: Iterable[str] = ()) -> str:
     settings = {name: value for name, value in line.settings.items() if name not in axes}
     if line.epsilon_target is not None:
         settings["epsilon"] = line.epsilon_target
-    return called(line.label, settings, line.level)
+    return line_name(line.label, settings, line.level)
 
 
-def marked(line: Line, name: str = "") -> str:
+def name_with_privacy(line: Line, name: str = "") -> str:
     """A name, that of the line if left out; one that is not private says so."""
     return f"{name or line.name}, {NOT_PRIVATE}" if line.private is False else name or line.name
 

@@ -22,13 +22,14 @@ from fedlsg.simulations.compare.results.lines import (
     Line,
     family,
     in_legend_order,
-    marked,
     measured,
+    name_with_privacy,
     seeds_of,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, level, spaced
-from fedlsg.simulations.report.drawing.colours import GREY, looks
+from fedlsg.simulations.report.drawing.colours import GREY
+from fedlsg.simulations.report.drawing.colours import looks as colours_and_markers_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,16 +37,19 @@ if TYPE_CHECKING:
 NEAR = 0.1
 """The line of guessing is drawn if it is at most this far, in accuracy, below all that is drawn."""
 APART = 0.015
+"""Marks of two methods at one epsilon are this share of it apart."""
 CURVES = 10
 """So many learning curves, at most, are drawn of settings that are varied."""
 LOG_SCALE_RATIO = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DASHES = ("-", "--", ":", "-.")
 FRONT = "Pareto front"
-BEYOND, PARTS, STEPS = 0.08, 6, (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-"""An axis of accuracies ends at least this share beyond what is drawn, at multiples of the first
-step of which at most so many reach across.
-"""
+AXIS_MARGIN = 0.08
+"""A tight axis ends at least this share of what is drawn beyond it."""
+TICK_STEPS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""A tight axis ends at multiples of one of them, in points of accuracy."""
+MAX_TICK_STEPS = 6
+"""Steps of a tight axis, at most."""
 WAYS: Mapping[str, Callable[[Line], float]] = {
     "sent": attrgetter("uplink_bytes_total"),
     "sent and received": both_ways,
@@ -102,7 +106,7 @@ def _bytes_differ(done: Sequence[Line]) -> bool:
 def looks_of(table: Iterable[Line], name_of: Callable[[Line], str] = attrgetter("name")) -> Looks:
     """The look of each name; variants of a method share the colour only."""
     pairs = sorted({(line.method, name_of(line)) for line in table})
-    colours_and_markers = looks(pairs)
+    colours_and_markers = colours_and_markers_of(pairs)
     look_by_name = {}
     for variants in grouped(pairs, itemgetter(0)).values():
         for (_, name), dashes in zip(variants, cycle(DASHES), strict=False):
@@ -167,9 +171,9 @@ def _over(
         shift = 1 + apart * (at - (len(families) - 1) / 2)
         own.sort(key=lambda line: place_of(line) or 0.0)
         places = [shift * (place_of(line) or 0.0) for line in own]
-        series.append(marks(places, own, looks[name], marked(own[0], name)))
+        series.append(marks(places, own, looks[name], name_with_privacy(own[0], name)))
     levels = [
-        level(line.height, marked(line, name), looks[name].colour)
+        level(line.height, name_with_privacy(line, name), looks[name].colour)
         for name, line in zip(map(name_of, rest), rest, strict=True)
     ]
     return [*series, *levels, *chance(table)]
@@ -179,7 +183,7 @@ def _accuracy(
     title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 340
 ) -> Chart:
     series = tuple(series)
-    y = _scores(table, measured(table), near=series)
+    y = _tight_axis(table, measured(table), series)
     return Chart(title=title, x=x, y=y, series=series, height=height, spread=_bars(table))
 
 
@@ -189,30 +193,41 @@ def _bars(table: Iterable[Line]) -> str:
     return f"bars: ± s.d. over {seeds}" if seeds else ""
 
 
-def _scores(table: Iterable[Line], label: str = "", near: Iterable[Series] = ()) -> Axis:
-    """An axis of the scores of these lines. near: it ends a little beyond these marks and their
-    bars, at a round number; accuracies never end beyond 100 %.
-    """
-    lines = list(table)
-    if any(line.by_loss for line in lines):
+def _full_axis(table: Sequence[Line], label: str) -> Axis:
+    """An axis of the scores of these lines, as long as the drawing makes it."""
+    if any(line.by_loss for line in table):
         return Axis(label=label)
-    references = [one.place for one in near if one.place is not None]
-    places = [
-        line.height + side for line in lines if line.n for side in (-line.spread, line.spread)
-    ]
-    if not near or not places:
-        most = max((line.height for line in lines if line.mean is not None), default=0.0)
-        return Axis(label=label, unit="%", high=100.0 if most > 80 else None)  # else 120 %
-    low, high = min(places + references), max(places + references)
-    beyond = max(BEYOND * (high - low), STEPS[0] / 2)
-    for step in STEPS:
-        first, last = math.floor((low - beyond) / step), math.ceil((high + beyond) / step)
-        if last - first <= PARTS:
-            break
-    return Axis(label=label, unit="%", low=max(step * first, 0.0), high=min(step * last, 100.0))
+    most = max((line.height for line in table if line.mean is not None), default=0.0)
+    # the drawing would end it at 120 %
+    return Axis(label=label, unit="%", high=100.0 if most > 80 else None)
+
+
+def _tight_axis(table: Sequence[Line], label: str, series: Sequence[Series]) -> Axis:
+    """An axis that ends a little beyond these lines, their bars, and the levels among ``series``.
+
+    It ends at round numbers, and not beyond 100 %. Losses have a full axis.
+    """
+    ends = [line.height + side for line in table if line.n for side in (-line.spread, line.spread)]
+    if not series or not ends or any(line.by_loss for line in table):
+        return _full_axis(table, label)
+    ends += [one.place for one in series if one.place is not None]
+    margin = max(AXIS_MARGIN * (max(ends) - min(ends)), TICK_STEPS[0] / 2)
+    low, high = min(ends) - margin, max(ends) + margin
+    step = _tick_step(low, high)
+    low, high = step * math.floor(low / step), step * math.ceil(high / step)
+    return Axis(label=label, unit="%", low=max(low, 0.0), high=min(high, 100.0))
+
+
+def _tick_step(low: float, high: float) -> float:
+    """The smallest step of which ``MAX_TICK_STEPS`` reach across; the largest one if none do."""
+    for step in TICK_STEPS:
+        if math.ceil(high / step) - math.floor(low / step) <= MAX_TICK_STEPS:
+            return step
+    return TICK_STEPS[-1]
 
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
+    """Mean accuracy ± standard deviation, a row for each line, the best one at the top."""
     ordered = sorted(table, key=attrgetter("deficit", "name"), reverse=True)
     series = []
     for place, line in enumerate(ordered):
@@ -230,10 +245,10 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
         series.append(row)
     epsilon = "".join(f", epsilon {target:g}" for target in targets_of(table))
     rows = (*series, *chance(table, upright=True))
-    names = tuple((float(place), marked(line)) for place, line in enumerate(ordered))
+    names = tuple((float(place), name_with_privacy(line)) for place, line in enumerate(ordered))
     chart = Chart(
         title="Accuracy",
-        x=_scores(table, f"{measured(table)}{epsilon}", near=rows),
+        x=_tight_axis(table, f"{measured(table)}{epsilon}", rows),
         y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
         series=rows,
         height=max(250, 90 + 34 * len(ordered)),
@@ -245,18 +260,20 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
 def accuracy_by_bytes(table: pd.DataFrame, looks: Looks) -> Charts:
     """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic.
 
-    Filled: the largest epsilon, or none. With the Pareto front of each epsilon.
+    Marks of the largest epsilon target, and of no target, are filled; others are hollow. Each
+    epsilon has its Pareto front.
     """
     # equal places 2 % apart, so that marks do not cover each other
     sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
     equal = sent.groupby("uplink_bytes_total").uplink_bytes_total
     steps = equal.cumcount() - (equal.transform("size") - 1) / 2
     sent = sent.assign(x=sent.uplink_bytes_total * 1.02**steps)
-    lines, last = list(table.itertuples()), (None, *targets_of(table.itertuples())[-1:])
-    series = [
-        _mark(line, looks, filled=line.epsilon_target in last, named=line.epsilon_target in last)
-        for line in sent.itertuples()
-    ]
+    lines = list(table.itertuples())
+    filled = (None, *targets_of(lines)[-1:])
+    series = []
+    for line in sent.itertuples():
+        is_filled = line.epsilon_target in filled
+        series.append(_mark(line, looks, filled=is_filled, named=is_filled))
     x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
     return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(lines)], lines),)
 
@@ -283,9 +300,9 @@ def accuracy_by_total_bytes(table: pd.DataFrame) -> Charts:
 def _mark(line: Line, looks: Looks, *, filled: bool, named: bool = True) -> Series:
     """One line as a mark whose words name it."""
     epsilon = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
-    name = marked(line) if named else ""
+    name = name_with_privacy(line) if named else ""
     mark = marks([line.x], [line], looks[line.name]._replace(dashes="-"), name)
-    return replace(mark, filled=filled, line=False, words=(f"{marked(line)}{epsilon}",))
+    return replace(mark, filled=filled, line=False, words=(f"{name_with_privacy(line)}{epsilon}",))
 
 
 def fronts(sent: pd.DataFrame) -> list[Series]:
@@ -332,7 +349,7 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
         chart = Chart(
             title=f"Learning curves, {epsilon}",
             x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
-            y=_scores(table, measured(table)),
+            y=_full_axis(table, measured(table)),
             series=tuple(chain.from_iterable(series)),
             height=320,
             spread=f"band: worst to best of {seeds}" if seeds else "",
@@ -344,14 +361,14 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
 def _curve(line: Line, look: Look, *, timed: bool) -> list[Series]:
     """The rounds that all finished seeds have, as a line and a band."""
     clock = "simulated.simulated_clock" if timed else "round"
-    of = attrgetter("round", clock, "loss" if line.by_loss else "accuracy")
-    rows = [of(row) for run in line.runs if run.done for row in run.rows]
+    numbers_of = attrgetter("round", clock, "loss" if line.by_loss else "accuracy")
+    rows = [numbers_of(row) for run in line.runs if run.done for row in run.rows]
     tested = pd.DataFrame(rows, columns=["round", "x", "y"]).dropna().groupby("round")
     whole = tested.size() == line.n
-    middle, low, high = (tested.agg(of)[whole] for of in ("mean", "min", "max"))
+    middle, low, high = (tested.agg(statistic)[whole] for statistic in ("mean", "min", "max"))
     scale = 1 if line.by_loss else 100
     mean = Series(
-        name=marked(line),
+        name=name_with_privacy(line),
         x=middle.x.tolist(),
         y=(scale * middle.y).tolist(),
         colour=look.colour,
@@ -381,7 +398,7 @@ def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
     levels = {line.chance for line in table} - {None}
     if len(levels) != 1:
         return []
-    level = levels.pop()
+    chance_level = levels.pop()
     means = [line.mean for line in table if line.mean is not None]
-    near = min(means) - level < NEAR + max(means) - min(means)
-    return [guessing(100 * level, upright=upright)] if near else []
+    near = min(means) - chance_level < NEAR + max(means) - min(means)
+    return [guessing(100 * chance_level, upright=upright)] if near else []
