@@ -190,7 +190,7 @@ def roc(
     rates: tuple[float, ...] = LOW_RATES,
     confidence: float = 0.95,
 ) -> Roc:
-    """All figures of one attack."""
+    """AUC, and the true positive rate at each false positive rate, with intervals."""
     tpr = {rate: tpr_at_fpr(members, others, rate, confidence=confidence) for rate in rates}
     return Roc(auc=auc(members, others, confidence=confidence), tpr=tpr)
 
@@ -235,7 +235,11 @@ def tpr_at_fpr(members: Scores, others: Scores, rate: float, *, confidence: floa
     def members_above(position: int) -> int:
         return int((members > _nth_highest(passing, position)).sum())
 
-    value = members_above(int(rate * m + 1e-9)) / n
+    value = members_above(int(rate * m + 1e-9)) / n  # 1e-9: rounding of the product
+    # N others are above the true quantile, and N is Binomial(m, rate). N >= a = ppf(error) with a
+    # probability of 1 - error: then the a-th highest score, at position a - 1, is not below the
+    # quantile. N <= b = isf(error) with the same one: then that at position b is not above it.
+    # Position b + 1 is one more than this needs, which can only make the interval wider.
     strict = members_above(int(binom.ppf(error, m, rate)) - 1)
     loose = members_above(int(binom.isf(error, m, rate)) + 1)
     low = clopper_pearson(strict, n, 1 - 2 * error).low

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
 from fedlsg.attacks.inversion.matching import ATTACKS, SMALL_IMAGE_NUMBERS, match
-from fedlsg.attacks.inversion.prior import Prior, blind_guess, count
+from fedlsg.attacks.inversion.prior import Prior, blind_guess, count_equations
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.attacks.recognition import LEAKS
@@ -197,7 +197,7 @@ class Images(Kind):
 
     def describe(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
         first, threat = found.targets[0], found.threat
-        number = count(first.seen, self.prior, threat, first.truth.grant(threat))
+        number = count_equations(first.seen, self.prior, threat, first.truth.grant(threat))
         leak = classifier_leak(found.targets, self.prior, threat)
         sizes = sorted({len(target.truth.rows) for target in found.targets})
         facts = {

@@ -43,7 +43,10 @@ WIDTH = 680
 FIGURE = "Accuracy (or loss) of each method"
 Recipe = str | Callable[..., Method]
 _COMPARED: dict[Path, list[weakref.ref[Any]]] = {}
-"""The objects of this process that the runs of a folder were made with: no file tells them."""
+"""The objects of this process that the runs of a folder were made with.
+
+They are kept in memory, because objects cannot be recognised from files.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,11 +108,11 @@ class Compared:
 
 
 def _folder_of_objects(workload: str, out: str | None, objects: Sequence[Any]) -> Path:
-    """``out``; without it the usual folder, or the first of ...-2, ...-3 that has no runs of other
-    objects, or of another process's.
+    """The folder of a comparison of objects: ``out``, or the usual one.
 
-    A text is equal to itself; an object is the same one. Raises ValueError where ``out`` has such
-    runs.
+    A comparison continues only in the process that made it, with the same objects. Without ``out``,
+    other objects have the first numbered folder (...-2, ...-3) that has no other runs.
+    Raises ValueError if ``out`` has runs of other objects, or of another process.
     """
     usual = folder_of(workload, out)
     given = [each for each in objects if not isinstance(each, str)]
@@ -124,6 +127,28 @@ def _folder_of_objects(workload: str, out: str | None, objects: Sequence[Any]) -
         folder = usual.with_name(f"{usual.name}-{next(numbers)}")
     _COMPARED[folder] = [weakref.ref(each) for each in given]
     return folder
+
+
+def _named_methods(
+    methods: str | Sequence[Recipe] | Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, Any]], list[Any]]:
+    """The settings of each method by its label, and the recipes that are objects of this process.
+
+    Raises ValueError for two methods of one label.
+    """
+    settings_of = methods if isinstance(methods, Mapping) else {}
+    named: dict[str, dict[str, Any]] = {}
+    recipes: list[Any] = []
+    for method in words(methods) if isinstance(methods, str) else methods:
+        own = dict(settings_of.get(method, {})) if isinstance(method, str) else {}
+        recipes += [each for each in (method, own.get("method")) if callable(each)]
+        if "method" in own:
+            own["method"] = method_name(own["method"])
+        label = method_name(method)
+        if label in named:
+            raise ValueError(f"two methods are called {label}: give them labels")
+        named[label] = own
+    return named, recipes
 
 
 def _has_others(folder: Path, given: Sequence[Any]) -> bool:
@@ -171,8 +196,9 @@ def compare(
         The folder keeps them; later calls add to them.
     jobs: runs at a time. budget_minutes: no run is started later.
     out: a folder, by default runs/compare-WORKLOAD. The same call continues a comparison in it:
-        what is finished is not run again. With objects, the same ones in the same process do;
-        others have a folder of their own, runs/compare-WORKLOAD-2, which ``folder`` names.
+        what is finished is not run again. A comparison of objects continues only in the process
+        that made it, with the same objects; otherwise the folder is a numbered one,
+        runs/compare-WORKLOAD-2, which ``folder`` names.
 
     Guarantee: the runs are those of ``fedlsg compare``: each has ledgers and an epsilon of its own,
     and no epsilon covers choosing the best of them.
@@ -180,28 +206,21 @@ def compare(
     of other settings, or of other objects.
     """
     check_drawing()
-    here, objects = not isinstance(workload, str), list[Any]([workload])
-    named = dict[str, dict[str, Any]]()
-    variants = methods if isinstance(methods, Mapping) else {}
-    for method in words(methods) if isinstance(methods, str) else methods:
-        own = dict(variants[method]) if isinstance(method, str) and method in variants else {}
-        here = here or not isinstance(method, str) or callable(own.get("method"))
-        objects += [each for each in (method, own.get("method")) if callable(each)]
-        if "method" in own:
-            own["method"] = method_name(own["method"])
-        if method_name(method) in named:
-            raise ValueError(f"two methods are called {method_name(method)}: give them labels")
-        named[method_name(method)] = own
+    named, recipes = _named_methods(methods)
+    here = not isinstance(workload, str) or bool(recipes)
+    objects = [workload, *recipes]
+    every = "all" in named
     base = {
         "epsilons": list(epsilons),
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
         "ranks": list(ranks),
         "sparsities": list(sparsities),
         "vary": {name: list(values) for name, values in (vary or {}).items()},
-        "methods": {} if "all" in named else named,
+        "methods": {} if every else named,
     }
     name = workload_name(workload)
-    grid = grid_of(base, name, {"methods": "all" if "all" in named else None}, settings)
+    # "all" is no method of a grid: as an option of the command it stands for every recipe
+    grid = grid_of(base, name, {"methods": "all" if every else None}, settings)
     if here and (jobs or 1) > 1:
         raise ValueError("objects of this process run one at a time: leave jobs out, or name them")
     place, console = None if out is None else str(out), Console(quiet=quiet)

@@ -19,6 +19,7 @@ from fedlsg.attacks.observation import Guess, Knowledge, Observation, ThreatMode
 from fedlsg.frame.forms import TANGENT
 
 COVARIANCE_SHRINKAGE = 0.1
+"""Share of the diagonal in the covariance of a ``Spread``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +104,7 @@ class Prior:
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(mean):
             raise ValueError(
                 f"expected labels in 0..{len(mean) - 1}, got {labels.tolist()}: the prior has "
-                f"{len(mean)}"
+                f"{len(mean)} classes"
             )
         return mean[labels.cpu()]
 
@@ -121,10 +122,10 @@ class Spread:
     variance: float
     factors: Float[Tensor, "k d"]
 
-    def surprise(self, off: Float[Tensor, "batch d"]) -> Float[Tensor, " batch"]:
+    def surprise(self, deviations: Float[Tensor, "batch d"]) -> Float[Tensor, " batch"]:
         """-log density of each row, up to a constant."""
-        explained = (off @ self.factors.to(off).mT).square().sum(1)
-        return (off.square().sum(1) - explained) / (2 * self.variance)
+        explained = (deviations @ self.factors.to(deviations).mT).square().sum(1)
+        return (deviations.square().sum(1) - explained) / (2 * self.variance)
 
     @property
     def precision(self) -> Float[Tensor, "d d"]:
@@ -134,23 +135,31 @@ class Spread:
         ) / (self.variance)
 
 
-def spread_of(off: Float[Tensor, "k d"]) -> Spread:
+def spread_of(deviations: Float[Tensor, "k d"]) -> Spread:
     """The spread of public images around their mean: their covariance, shrunk.
 
-    It is mixed with COVARIANCE_SHRINKAGE times the mean variance on the diagonal, so that pixels
-    which never change in public may still change.
-    By Woodbury's identity only a matrix of k^2 numbers is inverted. Raises ValueError for images
-    that do not differ.
+    With D the deviations, s = COVARIANCE_SHRINKAGE and v their mean variance, the covariance is
+
+        S = (1 - s) / k D^T D + s v I = s v (I + D^T D / c)  with c = s v k / (1 - s).
+
+    The diagonal lets pixels change that are the same in all public images. By Woodbury's identity
+
+        S^-1 = (I - D^T (D D^T + c I)^-1 D) / (s v),
+
+    so only a matrix of k^2 numbers is inverted. With its Cholesky factor C, D D^T + c I = C C^T,
+    the factors are C^-1 D.
+    Raises ValueError for images that do not differ.
     """
-    level = off.square().mean()
+    level = deviations.square().mean()
     if not bool(level > 0):
         raise ValueError(
             "expected public images that differ: nothing can be said about their spread"
         )
-    small = off @ off.mT
-    small.diagonal().add_(COVARIANCE_SHRINKAGE * level * len(off) / (1 - COVARIANCE_SHRINKAGE))
-    root = torch.linalg.cholesky(small)
-    factors = torch.linalg.solve_triangular(root, off, upper=False)
+    gram = deviations @ deviations.mT
+    k = len(deviations)
+    gram.diagonal().add_(COVARIANCE_SHRINKAGE * level * k / (1 - COVARIANCE_SHRINKAGE))
+    cholesky = torch.linalg.cholesky(gram)
+    factors = torch.linalg.solve_triangular(cholesky, deviations, upper=False)
     return Spread(variance=float(COVARIANCE_SHRINKAGE * level), factors=factors)
 
 
@@ -227,36 +236,39 @@ def surprise(
 
     Without a spread the pixels are independent with the variance of their range, span^2 / 12.
     """
-    off = (images - expected).flatten(1)
+    deviations = (images - expected).flatten(1)
     if prior.spread is not None:
-        return prior.spread.surprise(off)
+        return prior.spread.surprise(deviations)
     low, high = prior.bounds
-    return 6 * (off / (high - low).to(off).flatten()).square().sum(1)
+    return 6 * (deviations / (high - low).to(deviations).flatten()).square().sum(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Numbers of one observation: received, sent twice among them, and unknown under a threat
-    model.
+    """How many numbers of one observation are received, and how many are unknown.
 
+    received: values of the payload.
+    repeated: values among them that another one repeats.
     examples: B, the expected batch where the threat model does not grant it.
+    unknown_inputs: values of all inputs.
+    unknown_labels: B, or 0 where the threat model grants the labels.
     """
 
     received: int
-    twice: int
+    repeated: int
     examples: int
-    inputs: int
-    labels: int
+    unknown_inputs: int
+    unknown_labels: int
 
     @property
     def equations(self) -> int:
         """Numbers of the payload that no other one repeats."""
-        return self.received - self.twice
+        return self.received - self.repeated
 
     @property
     def unknowns(self) -> int:
         """Unknown numbers of the batch."""
-        return self.inputs + self.labels
+        return self.unknown_inputs + self.unknown_labels
 
     @property
     def enough(self) -> bool:
@@ -266,7 +278,9 @@ class Count:
         return self.equations >= self.unknowns
 
 
-def count(observation: Observation, prior: Prior, threat: ThreatModel, known: Knowledge) -> Count:
+def count_equations(
+    observation: Observation, prior: Prior, threat: ThreatModel, known: Knowledge
+) -> Count:
     """Received numbers against unknowns.
 
     Raises ValueError where ``known`` holds less than the threat model grants, or ``threat`` is for
@@ -290,18 +304,18 @@ def count(observation: Observation, prior: Prior, threat: ThreatModel, known: Kn
     examples = granted or observation.expected_examples
     return Count(
         received=observation.frame.kept,
-        twice=sum(
-            _sent_twice(observation, c.name, c.L.shape[1])
+        repeated=sum(
+            _repeated(observation, c.name, c.L.shape[1])
             for c in observation.frame.coordinates
             if c.L is not None and c.form is TANGENT
         ),
         examples=examples,
-        inputs=examples * prior.size,
-        labels=0 if threat.labels == "known" else examples,
+        unknown_inputs=examples * prior.size,
+        unknown_labels=0 if threat.labels == "known" else examples,
     )
 
 
-def _sent_twice(observation: Observation, parameter: str, rank: int) -> int:
+def _repeated(observation: Observation, parameter: str, rank: int) -> int:
     """r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR; a mask on either leaves the other one
     alone.
     """

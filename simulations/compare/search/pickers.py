@@ -29,19 +29,19 @@ SPACE = "space"
 """Attribute of a study: its ranges in words, so that a call with other ranges is refused."""
 
 Outcome = Literal["done", "diverged", "failed"]
-STATES = {"COMPLETE": "done", "PRUNED": "diverged", "FAIL": "failed"}
-"""States of Optuna in words. A run that diverged is told as pruned: the sampler then avoids
+STATES: Mapping[str, Outcome] = {"COMPLETE": "done", "PRUNED": "diverged", "FAIL": "failed"}
+"""States of Optuna in words. A run that diverged is reported as pruned: the sampler then avoids
 settings like it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A trial: its number in its study, its settings, and its outcome; None before that is told."""
+    """A trial: its number in its study, its settings, and its outcome, which is None at first."""
 
     number: int
     params: Mapping[str, Any]
-    outcome: str | None
+    outcome: Outcome | None
 
 
 def check_installed() -> None:
@@ -87,7 +87,7 @@ class GridPicker:
     """All ``points`` of one method, in order; ``outcomes``: of the trials that were begun."""
 
     def __init__(
-        self, points: Sequence[Mapping[str, Any]], outcomes: Sequence[str | None] = ()
+        self, points: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome | None] = ()
     ) -> None:
         self.points, self._outcomes = points, list(outcomes)
 
@@ -99,7 +99,7 @@ class GridPicker:
         ]
 
     def ask(self) -> Asked:
-        """The next combination."""
+        """The next combination. Raises IndexError after the last one."""
         self._outcomes.append(None)
         return self.asked()[-1]
 
@@ -109,21 +109,26 @@ class GridPicker:
 
 
 def grid_points(space: Sequence[Dimension], start: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the listed values. The values without a search (``start``) come first
-    where they are none of these. Raises ValueError, naming the setting, for a range.
+    """Every combination of the listed values.
+
+    start: settings without a search. If they set every searched setting to a combination that is
+        not listed, that combination is the first point.
+    Raises ValueError, naming the setting, for a range.
     """
+    lists = []
     for setting in space:
         if not isinstance(setting, Choices):
             raise ValueError(
                 f"--sampler grid tries lists, got the range {setting.name}={setting.words}: give "
                 f"{setting.name}=A,B,C, or take --sampler tpe or random"
             )
-    names = [one.name for one in space]
-    points = [
-        dict(zip(names, values, strict=True)) for values in product(*(one.ends for one in space))
-    ]
+        lists.append(setting.values)
+    names = [setting.name for setting in space]
+    points = [dict(zip(names, values, strict=True)) for values in product(*lists)]
     untouched = {name: start[name] for name in names if start.get(name) is not None}
-    return points if untouched in points or len(untouched) < len(names) else [untouched, *points]
+    if len(untouched) == len(names) and untouched not in points:
+        return [untouched, *points]
+    return points
 
 
 class MethodStudy:
@@ -175,7 +180,7 @@ class MethodStudy:
             )
 
     def asked(self) -> list[Asked]:
-        """All trials so far, in order; one whose settings a crash cut off is none."""
+        """All trials so far, in order. One whose settings a crash cut off is left out."""
         return [
             Asked(
                 number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name)
@@ -185,7 +190,7 @@ class MethodStudy:
         ]
 
     def ask(self) -> Asked:
-        """A new trial, with settings that the sampler chose from the outcomes that were told."""
+        """A new trial, with settings that the sampler chose from the reported outcomes."""
         self._study.sampler = self._sampler(len(self._study.get_trials(deepcopy=False)))
         trial = self._study.ask(self._distributions)
         return Asked(number=trial.number, params=dict(trial.params), outcome=None)

@@ -5,15 +5,18 @@ from fedlsg.simulations.storage.declared import EVERYTHING, RELEASED, Released
 
 
 def released_of(base: Base) -> Released:
-    """What of the run may be seen outside the server: where no clients are drawn in secret,
-    everything.
+    """What of the run may be seen outside the server.
+
+    Everything, unless the server draws clients in secret (``unit.at_server``).
     """
     return RELEASED[base.settings.trust] if base.unit.at_server else EVERYTHING
 
 
 def is_covered(base: Base) -> bool:
-    """Whether an epsilon covers all that the run computes from training rows: secret noise, no
-    held-out rows.
+    """Whether an epsilon covers all that the run computes from training rows.
+
+    That needs secret noise and no held-out rows. It is also so if the run trains on public rows:
+    they replace the training rows, and there is nothing to cover.
     """
     s = base.settings
     noisy = base.method.mechanism.private and not s.reproducible and s.holdout is None

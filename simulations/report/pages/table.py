@@ -98,7 +98,8 @@ def make_table(
         rows=tuple(rows),
         title=title,
         note=note,
-        left=tuple(place for place, column in enumerate(shown) if column.left or not place),
+        # the first column says what a row is of: always on the left
+        left=tuple(place for place, column in enumerate(shown) if column.left or place == 0),
         optional=tuple(place for _, place in optional),
     )
 
@@ -111,21 +112,33 @@ def _number(column: Column, item: Any) -> float | None:
 
 
 def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
-    """Positions of the columns in which an item is the best of its group, by item; of the most or
-    the least, none where all are equal.
-    """
-    found: dict[int, set[int]] = {}
+    """Positions of the columns in which an item is the best of its group, by the item's number."""
+    columns_of_item: dict[int, set[int]] = {}
     for place, column in enumerate(columns):
         if callable(column.best):
-            for at in (at for at, one in enumerate(items) if column.best(one)):
-                found.setdefault(at, set()).add(place)
+            best_items = [number for number, item in enumerate(items) if column.best(item)]
+        elif column.best:
+            best_items = _extreme_items(column, items, group)
+        else:
             continue
-        groups: dict[str, dict[int, float]] = {}
-        for at, one in enumerate(items) if column.best else ():
-            if (value := _number(column, one)) is not None:
-                groups.setdefault(group(one), {})[at] = value
-        for own in (own for own in groups.values() if len(set(own.values())) > 1):
-            top = max(own.values()) if column.best == "most" else min(own.values())
-            for at in (at for at, value in own.items() if value == top):
-                found.setdefault(at, set()).add(place)
-    return found
+        for number in best_items:
+            columns_of_item.setdefault(number, set()).add(place)
+    return columns_of_item
+
+
+def _extreme_items(column: Column, items: Sequence[Any], group: Words) -> list[int]:
+    """Numbers of the items with the most, or the least, of each group.
+
+    A group whose values are all equal has none.
+    """
+    groups: dict[str, dict[int, float]] = {}
+    for number, item in enumerate(items):
+        if (value := _number(column, item)) is not None:
+            groups.setdefault(group(item), {})[number] = value
+    extreme_of = max if column.best == "most" else min
+    extreme_items = []
+    for values in groups.values():
+        if len(set(values.values())) > 1:
+            extreme = extreme_of(values.values())
+            extreme_items += [number for number, value in values.items() if value == extreme]
+    return extreme_items
