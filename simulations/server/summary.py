@@ -1,6 +1,4 @@
-"""What a run ends with: summary.json, what it reached, cost and rests on; and its model as plain
-tensors.
-"""
+"""The record of a finished run: summary.json, and the final model as plain tensors."""
 
 import math
 import os
@@ -84,28 +82,32 @@ class Outcome:
     diverged: bool
 
 
-def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
+def summarize(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     """Everything of summary.json, in its order."""
-    s = plan.settings
+    settings = plan.settings
     dense = 4 * plan.initial.dense_parameters
     return {
-        "workload": shown(s.workload),
-        "model": s.model,
-        "method": shown(s.method),
-        **({"pretrained_sha256": s.pretrained_sha256} if s.pretrained_sha256 else {}),
-        **({"start_from": Path(s.start_from).name} if s.start_from else {}),
-        **({"fresh_data": True} if s.fresh_data else {}),
-        "seed": s.seed,
-        "rounds": o.rounds,
-        "empty_rounds": o.rounds - o.updates,
+        "workload": shown(settings.workload),
+        "model": settings.model,
+        "method": shown(settings.method),
+        **({"pretrained_sha256": settings.pretrained_sha256} if settings.pretrained_sha256 else {}),
+        **({"start_from": Path(settings.start_from).name} if settings.start_from else {}),
+        **({"fresh_data": True} if settings.fresh_data else {}),
+        "seed": settings.seed,
+        "rounds": outcome.rounds,
+        "empty_rounds": outcome.rounds - outcome.updates,
         "clients": len(plan.terms),
-        **({} if o.rounds_by_client is None else {"rounds_by_client": dict(o.rounds_by_client)}),
-        "accuracy": o.score.accuracy,
-        "accuracy_by_split": dict(o.score.by_split),
+        **(
+            {}
+            if outcome.rounds_by_client is None
+            else {"rounds_by_client": dict(outcome.rounds_by_client)}
+        ),
+        "accuracy": outcome.score.accuracy,
+        "accuracy_by_split": dict(outcome.score.by_split),
         **({"personal": plan.method.personal} if plan.method.personal else {}),
-        **({} if o.by_client is None else {"accuracy_by_client": o.by_client.facts}),
-        **({"by_client": shared} if (shared := shared_rows(plan, o.clients)) else {}),
-        "loss": o.score.loss,
+        **({} if outcome.by_client is None else {"accuracy_by_client": outcome.by_client.facts}),
+        **({"by_client": shared} if (shared := shared_rows(plan, outcome.clients)) else {}),
+        "loss": outcome.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
         **({"data": dict(plan.workload.data)} if plan.workload.data else {}),
@@ -114,28 +116,28 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
             if plan.method.carrier.source is not None
             else {}
         ),
-        **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
-        **({} if o.of_mean is None else {"predict_the_mean": _constant(o.of_mean)}),
-        **_privacy(plan, o),
-        "codec": codec_summary(s, plan.method)
-        | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
-        "downlink": downlink_facts(s, o.downlink),
-        **{name: o.totals[name] for name in BYTE_COLUMNS},
-        "uplink_bytes_dense": dense * o.totals["uplink_messages"],
-        "downlink_bytes_dense": dense * o.totals["downlink_messages"],
-        "transfer_seconds": dict(o.transfer_seconds),
-        "wall_seconds": round(o.wall_seconds, 3),
-        "seconds": _seconds(o),
-        **({} if o.simulated is None else {"simulated": dict(o.simulated)}),
-        "engine": s.engine,
+        **({"metrics": dict(outcome.score.metrics)} if outcome.score.metrics else {}),
+        **({} if outcome.of_mean is None else {"predict_the_mean": _constant(outcome.of_mean)}),
+        **_privacy(plan, outcome),
+        "codec": codec_summary(settings, plan.method)
+        | ({} if outcome.sum_bits is None else {"bits": outcome.sum_bits}),
+        "downlink": downlink_facts(settings, outcome.downlink),
+        **{name: outcome.totals[name] for name in BYTE_COLUMNS},
+        "uplink_bytes_dense": dense * outcome.totals["uplink_messages"],
+        "downlink_bytes_dense": dense * outcome.totals["downlink_messages"],
+        "transfer_seconds": dict(outcome.transfer_seconds),
+        "wall_seconds": round(outcome.wall_seconds, 3),
+        "seconds": _seconds(outcome),
+        **({} if outcome.simulated is None else {"simulated": dict(outcome.simulated)}),
+        "engine": settings.engine,
         "device": plan.device,
         **asdict(plan.local.precision),
         "chance": _chance(plan),
         "hardware": hardware(plan.device),
         "versions": versions(),
         **({"own_code": dict(plan.own_code)} if plan.own_code else {}),
-        "stopped": o.stopped,
-        "diverged": o.diverged,
+        "stopped": outcome.stopped,
+        "diverged": outcome.diverged,
     }
 
 
@@ -144,12 +146,15 @@ def _constant(of_mean: Score) -> dict[str, Any]:
     return {"loss": of_mean.loss, **({"metrics": dict(of_mean.metrics)} if of_mean.metrics else {})}
 
 
-def _seconds(o: Outcome) -> dict[str, float]:
+def _seconds(outcome: Outcome) -> dict[str, float]:
     """Where the time went: until the first round, by part of a round (``Times``), and files and all
     else.
     """
-    known = {name: round(seconds, 3) for name, seconds in o.times.items()}
-    return {**known, "other": round(max(o.wall_seconds - sum(o.times.values()), 0.0), 3)}
+    known = {name: round(seconds, 3) for name, seconds in outcome.times.items()}
+    return {
+        **known,
+        "other": round(max(outcome.wall_seconds - sum(outcome.times.values()), 0.0), 3),
+    }
 
 
 def _chance(plan: Plan) -> dict[str, Any] | None:
@@ -158,29 +163,34 @@ def _chance(plan: Plan) -> dict[str, Any] | None:
     return None if classes is None else asdict(chance_of(plan.workload.tests, classes))
 
 
-def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
+def _privacy(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     """What epsilon is and rests on. "private": a private mechanism, secret noise and a finite
     epsilon.
     """
-    s, prune = plan.settings, plan.method.prune
-    pruning = {"kind": prune.kind, "rate": prune.rate, "zero_weights": o.zero_weights, **o.pruning}
+    settings, prune = plan.settings, plan.method.prune
+    pruning = {
+        "kind": prune.kind,
+        "rate": prune.rate,
+        "zero_weights": outcome.zero_weights,
+        **outcome.pruning,
+    }
     return {
         "private": plan.method.mechanism.private
-        and not s.reproducible
-        and math.isfinite(o.spent.largest),
-        "epsilon_max": o.spent.largest,
-        "epsilon_median": o.spent.median,
-        "epsilon_by_reader": dict(o.by_reader),
-        "delta": s.delta,
-        "accountant": dict(o.bounds),
-        "noise_multiplier": plan.terms[o.spent.worst].noise_multiplier,  # of epsilon_max
-        "rho": o.rho,
+        and not settings.reproducible
+        and math.isfinite(outcome.spent.largest),
+        "epsilon_max": outcome.spent.largest,
+        "epsilon_median": outcome.spent.median,
+        "epsilon_by_reader": dict(outcome.by_reader),
+        "delta": settings.delta,
+        "accountant": dict(outcome.bounds),
+        "noise_multiplier": plan.terms[outcome.spent.worst].noise_multiplier,  # of epsilon_max
+        "rho": outcome.rho,
         "pruning": pruning if prune.active else None,
-        "unit": s.unit,
-        "adjacency": "zero-out" if s.sampling == "shuffle" else "add/remove",
-        "trust": s.trust,
+        "unit": settings.unit,
+        "adjacency": "zero-out" if settings.sampling == "shuffle" else "add/remove",
+        "trust": settings.trust,
         "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
-        "reproducible": s.reproducible,
+        "reproducible": settings.reproducible,
         "isolation": plan.local.isolation,
     }
 
@@ -202,25 +212,25 @@ def hardware(device: str) -> dict[str, str | int]:
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    found: dict[str, str | int] = {
+    facts: dict[str, str | int] = {
         "processor": _processor(),
         "cores": usable,
         "system": f"{platform.system()} {platform.machine()}",
     }
     if device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    version_of = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = installed(package)
+            version_of[package] = installed(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            version_of[package] = "not installed"
+    return version_of
 
 
 def _processor() -> str:
@@ -232,7 +242,8 @@ def _processor() -> str:
     return next((name for name in names if name), platform.processor() or platform.machine())
 
 
-FORMAT = 1
+MODEL_FORMAT = 1
+"""Format of config.json, which is next to the tensors of a final model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,17 +271,19 @@ def final_model(base: Base, state: ServerState) -> FinalModel:
 
 def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
     """What a reader needs to build the module again, and to know what was trained."""
-    s, model = base.settings, state.model
+    settings, model = base.settings, state.model
     options = {
-        f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")
+        f.name: getattr(settings, f.name)
+        for f in fields(Options)
+        if f.name not in ("model", "data_root")
     }
     return {
-        "format": FORMAT,
+        "format": MODEL_FORMAT,
         "fedlsg": version(),
-        "workload": shown(s.workload),
-        "model": s.model,
-        "method": shown(s.method),
-        "seed": s.seed,
+        "workload": shown(settings.workload),
+        "model": settings.model,
+        "method": shown(settings.method),
+        "seed": settings.seed,
         "round": state.round,
         "averaged": state.average is not None,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -279,23 +292,23 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value is not None},
         **({"data": dict(base.workload.data)} if base.workload.data else {}),
         "public_data": public_data_of(base),
-        # should those be moved later
-        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),
+        # kept here because the weights that the run started from may be moved or deleted later
+        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(settings).values()))),
         "trained": list(trainable(model)),
         "lora": lora_facts(model, base.method.carrier.scale),
         "transformers": _with_labels(describe(model), base.workload.data.get("classes", ())),
     }
 
 
-def _with_labels(said: dict[str, Any] | None, classes: Sequence[str]) -> dict[str, Any] | None:
-    """What ``describe`` said, with the names of the classes as transformers keeps them."""
-    if said is None or not classes:
-        return said
+def _with_labels(described: dict[str, Any] | None, classes: Sequence[str]) -> dict[str, Any] | None:
+    """What ``describe`` returned, with the names of the classes as transformers keeps them."""
+    if described is None or not classes:
+        return described
     names = {
         "id2label": dict(enumerate(classes)),
         "label2id": {name: number for number, name in enumerate(classes)},
     }
-    return {**said, "config": {**said["config"], **names}}
+    return {**described, "config": {**described["config"], **names}}
 
 
 def public_data_of(base: Base) -> list[str]:
@@ -321,10 +334,10 @@ def lora_facts(model: nn.Module, scale: float) -> dict[str, Any] | None:
 RATES = ("learning_rate", "classifier_learning_rate", "norms_learning_rate", "local_learning_rate")
 
 
-def explain(error: Exception, s: Settings) -> str:
+def explain(error: Exception, settings: Settings) -> str:
     """One line: the round, what is not finite, and the likely cause: the largest learning rate."""
-    rates = {name: value for name, value in values_of(s).items() if name in RATES}
-    if s.local_steps == 1:
+    rates = {name: value for name, value in values_of(settings).items() if name in RATES}
+    if settings.local_steps == 1:
         rates.pop("local_learning_rate", None)  # only learning_rate scales a single step
     likely = max(rates, key=lambda name: rates[name])
     return (
@@ -339,23 +352,25 @@ def refuse_diverged(summary: Mapping[str, Any]) -> None:
         raise RuntimeError(str(summary["stopped"]))
 
 
-def downlink_facts(s: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
+def downlink_facts(settings: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary says of a downlink that is in this ``state``.
 
-    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run,
-    also interrupted ones; ``interrupted``: what was sent in rounds that were interrupted and run
-    again by ``resume``, which no other sum includes; ``added_variance`` in units of the variance of
-    the noise in the sum.
+    repairs: whole models sent because a client had lost its replica, in all rounds of the run, also
+        interrupted ones.
+    interrupted: what was sent in rounds that were interrupted and run again by ``resume``. No other
+        sum includes it.
+    added_variance: in units of the variance of the noise in the sum. Only codec ``noise-floor`` has
+        it, in its ``summary()``.
     """
     interrupted = state.get("interrupted", NOTHING)
-    if s.downlink == "full":
+    if settings.downlink == "full":
         return {"name": "full", "interrupted": interrupted}
     repairs = sum(state["repairs"].values())
-    codec = downlink_codec(s)
-    found = {
-        "name": s.downlink,
+    codec = downlink_codec(settings)
+    facts = {
+        "name": settings.downlink,
         "codec": codec.name,
         "repairs": repairs,
         "interrupted": interrupted,
     }
-    return found | codec.summary()
+    return facts | codec.summary()

@@ -5,9 +5,10 @@ privacy.
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory
                                                    after it (float64)
 
-The header holds a digest of the request's id ("question") and the payload. A damaged file is not
-sent, and the client trains again. (Of a payload without memory it is a CRC-32, which finds what a
-crash tore: the payload has a SHA-256 of its own, which the server checks.)
+The header holds a digest of the request's id and the payload. In files the id is named "question".
+A damaged file is not sent, and the client trains again. (Of a payload without memory the digest is
+a CRC-32, which finds what a crash tore: the payload has a SHA-256 of its own, which the server
+checks.)
 
 Under error feedback a client's memory is in one file with its payload: both change, or neither. The
 memory is SECRET: sums of the client's gradients without noise. It is in the client's own folder,
@@ -72,9 +73,7 @@ class LastPayload:
         return self.path.exists() and self._read(quiet=True) is None
 
     def _read(self, request_id: str | None = None, *, quiet: bool = False) -> bytes | None:
-        """What is stored; the payload is not read if it answers something else than
-        ``request_id``.
-        """
+        """The stored payload; it is not read if it answers something else than ``request_id``."""
         try:
             with self.path.open("rb") as file:
                 known = bounded.parse_json(file.readline(LONGEST_HEAD))
@@ -97,12 +96,12 @@ class LastPayload:
         return payload
 
     def store(self, request_id: str, payload: bytes, *, alone: bool = False) -> None:
-        """Replace the stored payload, atomically; ``alone``: no other process writes, and the file
-        is written over.
+        """Replace the stored payload, atomically.
 
         Not synced: if a crash of the machine loses the file, the next attempt is charged; if it
-        damages the file, the digest shows it. So it does where a process ends while it writes over
-        a file, which takes a tenth of the time.
+        damages the file, the digest shows it.
+        alone: no other process writes. The file is then overwritten in place, in a tenth of the
+            time. A process that ends in between leaves a damaged file, which the digest shows.
         """
         head = json.dumps(_head(request_id, payload)).encode() + b"\n"
         if not (alone and is_own_file(self.path)):
@@ -119,9 +118,7 @@ class LastPayload:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether a file is there under this one name: what is written over it changes no other file,
-    as a link would.
-    """
+    """Whether the file is there, and has no other name: to overwrite a link changes other files."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -150,13 +147,14 @@ MEMORY_KEYS = {"client", "round", "question", "payload", "first", "sha256"}
 
 @dataclass(frozen=True)
 class Stored:
-    """One file: the payload of ``round``, and the memory after it. ``first``: there was no memory
-    before.
+    """One file: the payload of ``round``, and the memory after it.
+
+    started_without_memory: it is the client's first payload ("first" in the file).
     """
 
     round: int
     request_id: str
-    first: bool
+    started_without_memory: bool
     payload: bytes
     memory: Float[Tensor, " size"]
 
@@ -189,15 +187,14 @@ class FeedbackBox:
         """The memory that the payload of ``round`` starts from: float64, zeros for a client that
         has sent nothing.
 
-        Raises ValueError if a later round is stored, or only rounds from this one on, or the model
-        has other coordinates.
+        Raises ValueError if a later round is stored, if the memory before ``round`` is deleted, or
+        if the model has other coordinates.
         """
         files = self._files()
         self._refuse_older(round, files)
         earlier = [file for file in files if file[0] < round]
         if not earlier:
-            if files and not self._read(*files[-1]).first:
-                raise ValueError(self._went_back(round, files[-1][0]))
+            self._refuse_deleted(round, files)
             return torch.zeros(size, dtype=torch.float64)
         before = self._read(*earlier[0])
         if len(before.memory) != size:
@@ -236,14 +233,14 @@ class FeedbackBox:
             self._refuse_older(round, files)
             if (stored := self.find(request_id)) is not None:
                 return stored
-            first = not any(number < round for number, _ in files)
+            started_without_memory = not any(number < round for number, _ in files)
             body = payload + memory.detach().cpu().numpy().astype("<f8").tobytes()
             head = {
                 "client": self.client,
                 "round": round,
                 "question": request_id,
                 "payload": len(payload),
-                "first": first,
+                "first": started_without_memory,
             }
             head["sha256"] = _digest(head, body)
             write_atomically(
@@ -266,6 +263,14 @@ class FeedbackBox:
     def _refuse_older(self, round: int, files: list[tuple[int, Path]]) -> None:
         if files and files[0][0] > round:
             raise ValueError(self._went_back(round, files[0][0]))
+
+    def _refuse_deleted(self, round: int, files: list[tuple[int, Path]]) -> None:
+        """Raise ValueError if the oldest stored payload is not the client's first.
+
+        The memory that it started from was deleted, and so was that of all rounds before.
+        """
+        if files and not self._read(*files[-1]).started_without_memory:
+            raise ValueError(self._went_back(round, files[-1][0]))
 
     def _went_back(self, round: int, remembered: int) -> str:
         return (
@@ -313,8 +318,9 @@ KEY_BYTES = 32
 
 
 def batch_key(folder: Path, entry: Entry, *, batch_size: int, rows: str = "") -> bytes:
-    """The key of a client's orders, made with its first charge, which ``entry`` would be.
+    """The key of the orders in which a client shuffles its rows; its first charge makes the key.
 
+    ``entry``: the charge that is made now.
     ``rows``: a digest of the client's rows in their order, where nothing else keeps them the same
     within a run.
     Raises LedgerError if the key is lost or damaged, or was made for another batch size or other
