@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from rich.console import Console
@@ -278,7 +278,9 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
     for arm in varied:
         cells = [arm.cell(number, {}) for number in range(arm.trials)]
         states = [job.folder.status(cell, record).status for cell in cells if cell.name in record]
-        done = ["done" if state == "done" else None for state in states]
+        done: list[Literal["done"] | None] = [
+            "done" if state == "done" else None for state in states
+        ]
         found[arm.label] = GridPicker(grid_points(arm.space, arm.start), done)
     return found
 
