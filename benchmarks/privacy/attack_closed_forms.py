@@ -21,8 +21,9 @@ from benchmarks.privacy.digits_client import cross_entropy, network, payload, re
 from fedlsg import strategies
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
-from fedlsg.attacks.metrics import Rate, clopper_pearson, mean_interval
+from fedlsg.attacks.metrics import mean_interval
 from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.roc import Rate, clopper_pearson
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum

@@ -27,8 +27,8 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.membership.answers import Answers, Public, Scores
 from fedlsg.attacks.membership.scores import membership_attacks
 from fedlsg.attacks.membership.scores import rmia as rmia_file
-from fedlsg.attacks.metrics import roc
 from fedlsg.attacks.observation import Knowledge
+from fedlsg.attacks.roc import roc
 
 MODELS, CANDIDATES, PUBLIC = 16, 600, 300
 STRATEGIES = ("iDLG", "analytic", "yin", "wainakh-simple", "bias-corrected")

@@ -23,7 +23,7 @@ from rich.console import Console
 from scipy.special import ndtri
 
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
-from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
+from fedlsg.attacks.roc import LOW_RATES, Rate, clopper_pearson
 from fedlsg.simulations.attacks.question import KEY, file_stem
 from fedlsg.simulations.report.pages.page import (
     Badge,

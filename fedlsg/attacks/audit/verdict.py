@@ -28,7 +28,7 @@ from fedlsg.attacks.audit.bounds import (
 )
 from fedlsg.attacks.audit.checks.check import Check
 from fedlsg.attacks.audit.played.stated import Delta, Epsilon, SampleRate, Stated, Steps
-from fedlsg.attacks.metrics import Rate, auc
+from fedlsg.attacks.roc import Rate, auc
 from fedlsg.config import Setting, check_declared
 
 SIGNIFICANCE = 1e-3

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedlsg.attacks.metrics import LOW_RATES, Roc
+from fedlsg.attacks.roc import LOW_RATES, Roc
 from fedlsg.config.units import unit_named
 from fedlsg.simulations.attacks.attack_page import output_folder
 from fedlsg.simulations.attacks.membership.measure import (

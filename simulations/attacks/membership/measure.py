@@ -23,7 +23,7 @@ from fedlsg.attacks.membership.answers import Answers
 from fedlsg.attacks.membership.answers import Attack as MembershipAttack
 from fedlsg.attacks.membership.scores import membership_attacks
 from fedlsg.attacks.membership.scores.loss import LossThreshold, loss_threshold
-from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
+from fedlsg.attacks.roc import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.membership.shadows import Trained, pair_of
 from fedlsg.simulations.planning.client_noise import events_of

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedlsg.attacks.audit.verdict import Claim
-from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
+from fedlsg.attacks.roc import LOW_RATES, Rate, Roc
 from fedlsg.config.units import unit_named
 from fedlsg.simulations.attacks.membership.measure import (
     INTERVAL_ERROR,

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedlsg.attacks.membership.answers import Answers, Public
 from fedlsg.attacks.membership.matched_filter import SeenRound, sum_rounds
 from fedlsg.attacks.membership.scores import membership_attacks
-from fedlsg.attacks.metrics import Rate, Roc, roc
 from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.roc import Rate, Roc, roc
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sums
 from fedlsg.randomness import public_generator

@@ -23,7 +23,7 @@ from fedlsg.attacks.membership.scores.loss import best_threshold, loss_threshold
 from fedlsg.attacks.membership.scores.quantile import regressed
 from fedlsg.attacks.membership.scores.quantile import score as above_quantiles
 from fedlsg.attacks.membership.scores.rmia import from_outside, rmia
-from fedlsg.attacks.metrics import clopper_pearson, roc
+from fedlsg.attacks.roc import clopper_pearson, roc
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.membership.scores import membership_attacks
-from fedlsg.attacks.metrics import roc
+from fedlsg.attacks.roc import roc
 from fedlsg.simulations.attacks.membership import as_shadow, curves, membership_command, page
 from fedlsg.simulations.attacks.membership.measure import (
     Limit,

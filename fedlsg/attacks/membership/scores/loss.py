@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.attacks.membership.answers import Answers, Attack, Scores
-from fedlsg.attacks.metrics import Rate, Roc, clopper_pearson, roc
+from fedlsg.attacks.roc import Rate, Roc, clopper_pearson, roc
 
 
 @dataclass(frozen=True, kw_only=True)
