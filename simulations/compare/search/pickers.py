@@ -180,7 +180,7 @@ class MethodStudy:
             )
 
     def asked(self) -> list[Asked]:
-        """All trials so far, in order. One whose settings a crash cut off is left out."""
+        """All trials so far, in order, without one whose settings a crash cut off."""
         return [
             Asked(
                 number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name)

@@ -61,17 +61,14 @@ def find_set(
 
     splits: the set's own name of each split, by ours.
     published: whether the set's layout on the hub is known: shards in a folder for each subset.
-    Raises what ``find_folder``, ``find_splits`` and ``load_from_hub`` raise; ValueError if a
-    published set has to be downloaded and ``options`` name no subset.
+    Raises what ``find_folder``, ``find_splits`` and ``load_from_hub`` raise.
     """
     dataset, subset = options.dataset, options.subset
     assert dataset is not None
     names = tuple(splits.values())
     folder = find_folder(dataset, subset, data_dir=data_dir)
     if folder is None and published:
-        if subset is None:
-            raise ValueError(f"expected a subset of {dataset}: its folder on the hub has that name")
-        folder = _download(dataset, subset, names)
+        folder = _download(dataset, str(subset), names)
     if folder is None:
         found = set_of_library(dataset, load_from_hub(dataset, subset, names), splits)
     else:

@@ -10,7 +10,6 @@ import torch
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.workloads import LoadedWorkload, Options
-from fedlsg.simulations.workloads.rows.hub import find_set
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -129,9 +128,3 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
     # negative control: two groups, one length
     mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
-
-
-def test_a_published_set_without_a_subset_is_not_downloaded():
-    """Its folder on the hub was "None"."""
-    with pytest.raises(ValueError, match="expected a subset of somebody/texts"):
-        find_set(Options(dataset="somebody/texts"), None, {"test": "test"}, published=True)
