@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from fedlsg.config.choices import choose
 from fedlsg.simulations.compare.grid.choosing import Choosing
-from fedlsg.simulations.compare.results.lines import (
-    SAME,
-    Labels,
+from fedlsg.simulations.compare.results.line_words import (
     Line,
     mean_of,
     name_with_privacy,
     score_words,
 )
+from fedlsg.simulations.compare.results.lines import SAME, Labels
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.pages.page import Table
 from fedlsg.simulations.report.pages.table import Column, make_table

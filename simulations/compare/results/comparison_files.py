@@ -28,7 +28,8 @@ from fedlsg.simulations.compare.results.comparison_table import (
     variants,
 )
 from fedlsg.simulations.compare.results.latex_table import latex_table
-from fedlsg.simulations.compare.results.lines import PROBE, Line, lines
+from fedlsg.simulations.compare.results.line_words import Line
+from fedlsg.simulations.compare.results.lines import PROBE, lines
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.compare.results.plots import Charts, figures
 from fedlsg.simulations.compare.results.search_paid import search_paid

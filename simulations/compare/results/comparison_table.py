@@ -10,17 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from fedlsg.config.units import EXAMPLE, unit_named
-from fedlsg.simulations.compare.results.lines import (
-    PROBE,
-    RIVALS,
+from fedlsg.simulations.compare.results.line_words import (
     Line,
     mean_of,
     number_of,
-    paired,
-    quantile,
     score_words,
     value_words,
 )
+from fedlsg.simulations.compare.results.lines import PROBE, RIVALS, paired, quantile
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.advice.remarks import RHO_IS, RHO_MEANING
 from fedlsg.simulations.report.drawing.colours import looks

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlsg.simulations.compare.grid.cells import grouped, is_number
-from fedlsg.simulations.compare.results.lines import (
-    SAME,
+from fedlsg.simulations.compare.results.line_words import (
     Line,
     family,
     measured,
@@ -17,6 +16,7 @@ from fedlsg.simulations.compare.results.lines import (
     seeds_of,
     value_words,
 )
+from fedlsg.simulations.compare.results.lines import SAME
 from fedlsg.simulations.report.drawing.colours import RED, contrast
 from fedlsg.simulations.report.pages.figure import panel_grid, use_style
 from fedlsg.simulations.report.words import epsilon_words

@@ -19,9 +19,9 @@ from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
+from fedlsg.simulations.compare.results.line_words import Line, line_name
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
-from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.settings.settings import RUN, codec_settings
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
@@ -29,8 +29,6 @@ from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standa
 PROBE = "linear-probe"
 NAMING = ("rank", "sparsity")
 """Settings that the name of a line has, also where they are not varied."""
-NAMELESS = (("rank", None), ("rank", 0), ("sparsity", None))
-"""Values that the name of a line leaves out."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
 SMALLEST = 1e-9
@@ -52,8 +50,6 @@ NUMBERS = [
     *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense"),
     *("uplink_bytes_wire", "messages"),
 ]
-Line = Any
-"""A row of the table, of ``itertuples``."""
 Labels = Mapping[str, str]
 """What figures and tables call a method, by its label or by the whole name of its line."""
 NO_LABELS: Labels = MappingProxyType({})
@@ -374,79 +370,7 @@ def _guesses(table: pd.DataFrame) -> dict[str, list[Any]]:
     }
 
 
-def line_name(label: str, settings: Mapping[str, Any], level: str = "") -> str:
-    """A label with settings and what epsilon protects, for legends."""
-    words = [
-        f"{name} {value_words(value)}"
-        for name, value in settings.items()
-        if (name, value) not in NAMELESS
-    ]
-    words += [level] if level and "unit" not in settings else []
-    return f"{label} ({', '.join(words)})" if words else label
-
-
-def family(line: Line, axes: Iterable[str] = ()) -> str:
-    """What a line shares with those that differ in the settings ``axes`` alone."""
-    settings = {name: value for name, value in line.settings.items() if name not in axes}
-    if line.epsilon_target is not None:
-        settings["epsilon"] = line.epsilon_target
-    return line_name(line.label, settings, line.level)
-
-
-def name_with_privacy(line: Line, name: str = "") -> str:
-    """A name, that of the line if left out; one that is not private says so."""
-    return f"{name or line.name}, {NOT_PRIVATE}" if line.private is False else name or line.name
-
-
 def in_legend_order(table: pd.DataFrame) -> pd.DataFrame:
     """Lines in the order of every legend: by method, then by name, the smallest epsilon first."""
     legend = list(zip(map(canonical, table.method), table.name, strict=True))
     return table.assign(legend=legend).sort_values("legend", kind="stable")
-
-
-def shown(line: Line, value: float) -> str:
-    """A score for people: percent with one decimal, or a loss."""
-    return f"{value:.4g}" if line.by_loss else f"{100 * value:.1f}"
-
-
-def score_words(line: Line) -> str:
-    """The mean of a finished line, with its standard deviation over seeds."""
-    return shown(line, line.mean) + ("" if line.sd is None else f" ± {shown(line, line.sd)}")
-
-
-def measured(table: Iterable[Line]) -> str:
-    """What the scores of these lines are, for axes."""
-    table = list(table)
-    rows = "held-out" if any(line.run.held_out for line in table) else "test"
-    return f"{rows} loss" if any(line.by_loss for line in table) else f"{rows} accuracy, %"
-
-
-def mean_of(table: Iterable[Line]) -> str:
-    """What the scores of these lines are, for columns: each is mean ± standard deviation."""
-    table = list(table)
-    loss = any(line.by_loss for line in table)
-    return f"{measured(table)} ± s.d." if loss else "accuracy ± s.d., %"
-
-
-def seeds_of(table: Iterable[Line]) -> str:
-    """Over how many seeds the means of these lines are; empty if each is of one."""
-    counts = sorted({line.n for line in table if line.n})
-    if counts[-1:] in ([], [1]):
-        return ""
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
-
-
-def number_of(line: Line, value: float | None) -> str:
-    """A difference of losses, or of accuracies in points; empty for None.
-
-    It has one decimal. Below 0.095 in size, it has two significant digits.
-    """
-    if value is None:
-        return ""
-    number = value if line.by_loss else 100 * value
-    return f"{number:.1f}" if abs(number) >= 0.095 else f"{number:.2g}"
-
-
-def value_words(value: Any) -> str:
-    """A varied value for people."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

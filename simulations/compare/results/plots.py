@@ -17,15 +17,14 @@ from fedlsg.simulations.compare.grid.cells import grouped, is_number
 from fedlsg.simulations.compare.results.bytes_axis import PLAIN, View, both_ways, panels
 from fedlsg.simulations.compare.results.comparison_table import varied_names
 from fedlsg.simulations.compare.results.heat_maps import heat_maps, value_words_of, values_of
-from fedlsg.simulations.compare.results.lines import (
-    SAME,
+from fedlsg.simulations.compare.results.line_words import (
     Line,
     family,
-    in_legend_order,
     measured,
     name_with_privacy,
     seeds_of,
 )
+from fedlsg.simulations.compare.results.lines import SAME, in_legend_order
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, guessing, level, spaced
 from fedlsg.simulations.report.drawing.colours import GREY

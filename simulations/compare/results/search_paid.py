@@ -4,13 +4,8 @@ one sentence; and what both cost.
 
 import math
 
-from fedlsg.simulations.compare.results.lines import (
-    SAME,
-    Line,
-    number_of,
-    paired,
-    score_words,
-)
+from fedlsg.simulations.compare.results.line_words import Line, number_of, score_words
+from fedlsg.simulations.compare.results.lines import SAME, paired
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.words import counted, epsilon_words
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedlsg.simulations.compare.grid.cells import is_number
 from fedlsg.simulations.compare.results.comparison_files import write_report
 from fedlsg.simulations.compare.results.comparison_table import unfinished
-from fedlsg.simulations.compare.results.lines import shown
+from fedlsg.simulations.compare.results.line_words import shown
 from fedlsg.simulations.compare.results.plots import Charts, values_axis
 from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
 from fedlsg.simulations.compare.search.space import shown as value_shown

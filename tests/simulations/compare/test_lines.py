@@ -24,12 +24,8 @@ from fedlsg.simulations.compare.results.comparison_table import (
     sentences,
     table_csv,
 )
-from fedlsg.simulations.compare.results.lines import (
-    higher_is_better,
-    lines,
-    mean_of,
-    number_of,
-)
+from fedlsg.simulations.compare.results.line_words import mean_of, number_of
+from fedlsg.simulations.compare.results.lines import higher_is_better, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
 from fedlsg.simulations.report.pages.facts import facts
