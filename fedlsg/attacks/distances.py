@@ -6,8 +6,8 @@ Symbols: y the received kept values, f what a client would have sent, s the nois
                 gradient's scale
     cosine      1 - <f, y> / (|f| |y|)           Inverting Gradients (Geiping et al. 2020, Eq. 4),
                 over all blocks
-    blocks      the mean of that cosine over blocks: the classifier, half of the energy of a ResNet,
-                counts as one
+    blocks      the mean of that cosine over blocks: each block counts the same, also a classifier
+                that holds half of the squared norm
     likelihood  |f - y|^2 / (2 s^2)              -log N(y; f, s^2 I): exact for one local step,
                 clip simulated
 """
@@ -32,8 +32,9 @@ def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Te
     """1 - cos(f, y): between 0 and 2.
 
     Computed as half the squared distance of the directions, whose digits do not cancel where they
-    nearly agree. A candidate that sends nothing is no better than one at a right angle: about 1/2
-    is given, without a gradient.
+    nearly agree.
+    Zero sent has no direction: its distance is 1/2, better than a right angle (1). The gradient
+    there is finite and very large: -y / (|y| tiny), of norm 1e19 in float32.
     """
     tiny = torch.finfo(sent.dtype).tiny ** 0.5
     between: Tensor = sent / sent.norm().clamp_min(tiny) - received / received.norm()

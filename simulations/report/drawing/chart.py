@@ -214,8 +214,9 @@ def level(
 def spaced(
     ticks: Sequence[tuple[float, str]], *, log: bool = False
 ) -> tuple[tuple[float, str], ...]:
-    """Ticks in ascending order without those whose names would cover the one before; the last one
-    stays.
+    """Ticks in ascending order, without those whose label would cover the next one that is kept.
+
+    The last tick is always kept.
     """
     if not ticks:
         return ()
