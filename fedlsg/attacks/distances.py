@@ -25,7 +25,7 @@ from fedlsg.config import Setting
 
 def euclidean(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """|f - y|^2 / |y|^2: 0 for a match, 1 for a candidate that sends nothing."""
-    return energy(sent - received) / energy(received)
+    return squared_norm(sent - received) / squared_norm(received)
 
 
 def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -57,8 +57,8 @@ def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Floa
     return torch.stack(distances).mean()
 
 
-def energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """The squared norm."""
+def squared_norm(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """The sum of squares."""
     return values.square().sum()
 
 
@@ -86,6 +86,8 @@ DISTANCES: dict[str, Distance] = {
     "euclidean": Distance(measure=euclidean),
     "cosine": Distance(measure=cosine, directions=True),
     "blocks": Distance(measure=cosine_of_blocks, by_block=True, directions=True),
-    "likelihood": Distance(measure=lambda sent, received: energy(sent - received), likelihood=True),
+    "likelihood": Distance(
+        measure=lambda sent, received: squared_norm(sent - received), likelihood=True
+    ),
 }
 DistanceName = Annotated[str, Setting(choices=tuple(DISTANCES))]
