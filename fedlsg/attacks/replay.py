@@ -9,7 +9,7 @@ Everything is differentiable in the inputs. Per-example gradients come from auto
 adversary too.
 An adaptive adversary compares in the frame: f(x) is projected, masked and clipped by the client's
 own code. A naive one compares the dense gradients of x with Eq. 3's lifted values and knows of no
-clip: what it misses is no protection. Candidates and public values go in, no truth.
+clip: what it misses does not count as protection. Candidates and public values go in, no truth.
 """
 
 from collections.abc import Callable, Mapping

@@ -304,7 +304,7 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
     """Path of the head, which may have several layers: the module that is named, else the last
     Linear, else "".
 
-    Raises ValueError for a name that is no module of the model.
+    Raises ValueError for a name that is not a module of the model.
     """
     if classifier is None:
         return _last_linear(model)
@@ -319,7 +319,7 @@ def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
 
     It is never carried: "all fully connected and attention layers except the classification layer"
     are (Ito et al. 2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
-    Raises ValueError for a ``classifier`` that is no module of the model.
+    Raises ValueError for a ``classifier`` that is not a module of the model.
     """
     head = find_classifier(model, classifier)
     last = _last_linear(model.get_submodule(head))

@@ -211,7 +211,7 @@ def figures_command(
     directory: str, out: str | None, console: Console, labels: Labels = NO_LABELS
 ) -> None:
     """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
-    that is no run and no comparison.
+    that is neither a run nor a comparison.
     """
     if out is not None and (ending := Path(out).suffix.removeprefix(".")) in KINDS:
         raise ValueError(

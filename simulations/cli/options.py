@@ -345,7 +345,7 @@ LIBRARIES = {
     "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as "
     "your model in Python, see docs/peft.md",
 }
-"""Words that are no method, and what to do instead."""
+"""Words that are not methods, and what to do instead."""
 ALIKE = 0.75
 """How alike a word and the one that it may stand for are at least."""
 QUOTED = re.compile(r"'(\w+)'")

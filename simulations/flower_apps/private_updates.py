@@ -361,7 +361,7 @@ class PrivateUpdates(FlowerStrategy):
         """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside
         aggregate it.
 
-        A reply that is no payload of this round is left out by name.
+        A reply that is not a payload of this round is left out by name.
         """
         here, replies = self._round, list(replies)
         if here is None or not replies:

@@ -98,7 +98,7 @@ class SecureExchange(Exchange):
         self._leave_out_accused()
 
         def drop_refused() -> None:
-            for client in self._server.refused:  # what is no masked vector is no payload
+            for client in self._server.refused:  # no masked vector, so no payload
                 self.report.payloads.pop(client, None)
 
         outcome = close_sum(self._server, self._ask, masked, drop_refused)

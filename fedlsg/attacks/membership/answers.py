@@ -52,7 +52,7 @@ class Public:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answers:
-    """phi of each candidate (``scaled_confidence``; minus the loss where that is no cross-entropy).
+    """phi of each candidate (``scaled_confidence``; minus the loss for other losses).
 
     target: under the model that is attacked.
     shadows: under models of the attacker's own.

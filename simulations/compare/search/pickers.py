@@ -175,7 +175,7 @@ class MethodStudy:
             )
 
     def asked(self) -> list[Asked]:
-        """All trials so far, in order; one whose settings a crash cut off is none."""
+        """All trials so far, in order, without one whose settings a crash cut off."""
         return [
             Asked(
                 number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name)

@@ -165,7 +165,7 @@ def _load(
 def _persons_of(
     workload: LoadedWorkload, s: Resolved, method: Method
 ) -> Int64[Tensor, " rows"] | None:
-    """The number of each training row's person; None where the unit is none.
+    """The number of each training row's person; None if the unit is not a person.
 
     Raises ValueError as ``persons_of``, and for another unit than the data were declared with.
     """

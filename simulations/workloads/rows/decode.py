@@ -247,7 +247,7 @@ def checked_texts(
     place: str,
 ) -> Texts:
     """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no
-    text, a label that is no integer. The caller checks the range of the labels with
+    text, a label that is not an integer. The caller checks the range of the labels with
     ``check_text_labels``."""
     labels = values[columns.label]
     if not len(labels):
