@@ -10,7 +10,7 @@ carried.
 Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows
 in a pass decides the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6
 turn it into 0.7 C (``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). It
-adds up over rows and grows with the layer. The rest of an embedding is nothing but such bits where
+adds up over rows and grows with the layer. The rest of an embedding has only such bits where
 L spans the gradient, and it is clipped by itself. So microbatches of such a frame have one number
 of rows (``training.one_pass``).
 """

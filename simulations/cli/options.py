@@ -54,7 +54,7 @@ def device_in(given: dict[str, Any]) -> Device:
     """Take the setting ``device`` out of given ones: a command that looks at a run has a device of
     its own.
 
-    Raises ValueError for a device that is none.
+    Raises ValueError for anything that is not a device.
     """
     device: Device = RUN["device"].parse(given.pop("device", RUN["device"].default))
     return device

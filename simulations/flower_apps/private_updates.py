@@ -452,7 +452,7 @@ def spent_of(reply: Message) -> float:
 
 
 def others_of(reply: Message) -> int:
-    """How many replies without noise a client says it has sent; 0 if it says nothing."""
+    """How many replies without noise a client says it has sent; 0 if it does not say."""
     value = _said(reply, WITHOUT_NOISE)
     return value if isinstance(value, int) else 0
 

@@ -12,7 +12,7 @@ is given up: nothing is revealed, and who sent masked values stays charged.
 A trusted server draws the clients, is charged, clips, sums, adds noise. Order, which the privacy
 claim rests on: the ledger is charged and on disk, the clients are drawn, their updates arrive, and
 only the noisy sum goes on. Who took part, and how many, is known to the server alone: the report
-that leaves here (``end``) says nothing of it, and neither does an error.
+that leaves here (``end``) does not contain it, and neither does an error.
 """
 
 import hashlib

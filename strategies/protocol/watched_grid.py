@@ -321,5 +321,5 @@ def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
 
 
 def unreadable(message: Message, why: str) -> Message:
-    """The error for a reply that is none."""
+    """The error for a message that is not a reply."""
     return Message(Error(code=FAILED, reason=f"its reply cannot be read: {why}"), reply_to=message)

@@ -127,7 +127,7 @@ class GridDisplay:
                 self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
 
     def _overall(self, *, estimate: bool = True) -> None:
-        # a cell that failed says nothing about the others
+        # the time of a failed cell does not predict that of others
         seconds = self.left() if estimate else None
         done = self.finished + sum(one.share for one in self.tasks.values())
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
