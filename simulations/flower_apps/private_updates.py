@@ -361,7 +361,7 @@ class PrivateUpdates(FlowerStrategy):
         """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside
         aggregate it.
 
-        A reply that is not a payload of this round is left out by name.
+        A reply that is no payload of this round is left out by name.
         """
         here, replies = self._round, list(replies)
         if here is None or not replies:
@@ -452,7 +452,7 @@ def spent_of(reply: Message) -> float:
 
 
 def others_of(reply: Message) -> int:
-    """How many replies without noise a client says it has sent; 0 if it does not say."""
+    """How many replies without noise a client says it has sent; 0 if it says nothing."""
     value = _said(reply, WITHOUT_NOISE)
     return value if isinstance(value, int) else 0
 
