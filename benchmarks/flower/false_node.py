@@ -182,7 +182,7 @@ def records(reply: Message, node: FalseNode) -> Message:
 
 
 def identities(reply: Message, node: FalseNode) -> Message:
-    """Another client, another N_k, or what is no number."""
+    """Another client, another N_k, or what is not a number."""
     who = [
         node.rng.choice([*ODD_NUMBERS, node.client, node.client + 1]),
         node.rng.choice([*ODD_NUMBERS, 10**12]),

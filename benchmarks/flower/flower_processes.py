@@ -77,7 +77,7 @@ def carrying(home: Path) -> set[int]:
 
 
 def living() -> list[Process]:
-    """Every process of the machine that is no zombie; empty where there is no /proc."""
+    """Every process of the machine that is not a zombie; empty where there is no /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(*GONE):

@@ -7,7 +7,7 @@ run that goes on.
                                                                                       long texts
 
 The nodes speak SuperLink's API for nodes by Flower's own code, without a SuperNode: they can send
-what no ClientApp could, such as objects that are no message. A tenth of them is honest
+what no ClientApp could, such as objects that are not messages. A tenth of them is honest
 (``false_node``). None trains. Prints how the run ended, how many replies of which kind were sent,
 how many were rejected, and the peak memory of Flower's processes. A message takes 20 to 30 requests
 to the SuperLink, on both of its sides.
@@ -51,7 +51,7 @@ from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 
 GARBAGE = 0.05
-"""Share of replies that are no message at all."""
+"""Share of replies that are not messages at all."""
 IDLE_SECONDS = (0.5, 30.0)
 """Between two looks of a node for a message: at first, and at most. The first node's message wakes
 all others.
@@ -133,7 +133,7 @@ class RawNode:
         self._confirm(run, tree.object_id)
 
     def _answer_garbage(self, message: Message, run: int) -> None:
-        """Objects that are no message, in a tree that is deep; a reply whose objects never come is
+        """Objects that are not messages, in a deep tree; a reply whose objects never come is
         lost to Flower.
         """
         rng = self.node.rng

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.privacy.digits_client import report
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.sample_sizes import silent_rounds
 from fedlsg.attacks.audit.played.unit_mode import record
@@ -37,7 +37,7 @@ def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> tupl
     setting, began = audited.setting, time.monotonic()
     with planted(plant, clients=setting.stated.members):
         seen = record(setting, canaries, seed=seed)
-    found = judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
+    found = judge(seen.scores, seen.included, audited.claim, check_recording(seen, setting))
     return found, time.monotonic() - began
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.privacy.audit_modes import CLIENTS, MODES, SHORT
 from benchmarks.privacy.digits_client import network
 from fedlsg.accounting.certified import epsilon
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.played.games import games_of
 from fedlsg.attacks.audit.played.plants import planted
 from fedlsg.attacks.audit.played.setting import AuditSetting
@@ -88,7 +88,7 @@ def failed(made: AuditSetting, plant: str | None, games: tuple[str, ...]) -> str
         seen = record(made, 10, seed=0, games=chosen)
     if not games:  # as the audit was
         seen = replace(seen, count=None)
-    names = (check.name for check in unit_checks(seen, made) if not check.passed)
+    names = (check.name for check in check_recording(seen, made) if not check.passed)
     return ", ".join(dict.fromkeys(name.split(",")[0] if not games else name for name in names))
 
 

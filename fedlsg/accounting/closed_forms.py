@@ -54,12 +54,16 @@ FRACTIONS = tuple(1 + k / 20 for k in range(1, 140) if k % 20)
 ORDERS = np.array([*INTEGERS, *FRACTIONS])
 TINY = 1e-6  # below it the difference of Mills' ratios is replaced by its bound, the slope at t
 ROUNDING = 4e-12  # of log A in float64: terms of up to 1,200 with errors of 2^-52 each
+# The error of log delta of a full batch, see _log_delta:
+MILLS_ROUNDING = 1e-12  # rounding of erfcx and of the logs
+QUOTIENT_ROUNDING = 1e-13  # over mu, where mu < 1: rounding of t = epsilon / mu
+SLOPE_ERROR = 20.0  # times mu, where mu < TINY: the slope in place of the difference
 _LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(INTEGERS[-1] + 1)])
 
 
 def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> bool:
     """Whether the epsilon that ``compose`` would report is certainly not above ``epsilon``; False
-    says nothing.
+    means unknown.
 
     Guarantee: where it is True, this bound is at most ``epsilon``, and ``compose`` reports no more
     than this bound. Lambda of the events is charged as in ``compose``.
@@ -84,8 +88,9 @@ def interval(events: Sequence[Event], delta: float) -> Interval:
 
 
 def upper_bound(events: Sequence[Event], delta: float) -> float:
-    """Certified upper bound on the epsilon of all events on the same examples. Raises ValueError
-    for a Lambda.
+    """Certified upper bound on the epsilon of all events on the same examples.
+
+    Raises ValueError for events with a log-ratio (Lambda, of noise on a grid): see events.py.
     """
     if any(e.noise_multiplier < LEAST_NOISE for e in check_plain(events)):
         return math.inf
@@ -104,12 +109,12 @@ def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndar
     if sample_rate == 1.0:
         return np.asarray(half * (ORDERS * ORDERS - ORDERS))
     k = np.arange(INTEGERS[-1] + 1)
-    gained = k * math.log(sample_rate) + (k * k - k) * half
+    log_terms = k * math.log(sample_rate) + (k * k - k) * half
     whole = []
     for a in INTEGERS:
         log_choices = _LOG_FACTORIALS[a] - _LOG_FACTORIALS[: a + 1] - _LOG_FACTORIALS[a::-1]
         log_others = (a - k[: a + 1]) * math.log1p(-sample_rate)
-        whole.append(log_sum(log_choices + gained[: a + 1] + log_others))
+        whole.append(log_sum(log_choices + log_terms[: a + 1] + log_others))
     return np.append(whole, log_expectations(sample_rate, noise_multiplier, FRACTIONS))
 
 
@@ -118,7 +123,9 @@ def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
     leave room for.
     """
     mu = 1 / noise_multiplier
-    room = 1e-12 + 1e-13 / min(mu, 1.0) + (0.0 if mu >= TINY else 20 * mu)
+    slope_error = 0.0 if mu >= TINY else SLOPE_ERROR * mu
+    room = MILLS_ROUNDING + QUOTIENT_ROUNDING / min(mu, 1.0) + slope_error
+    # Above, log delta is lowered by ``room`` or a little more; below, it is raised by twice that.
     upper = _gaussian_epsilon(mu, math.log(delta) + math.log1p(-min(room, 0.5))) * (1 + 1e-12)
     lower = _gaussian_epsilon(mu, math.log(delta) + 2 * room) * (1 - 1e-12)
     return Interval(lower=lower, estimate=(lower + upper) / 2, upper=upper)
@@ -143,7 +150,9 @@ def _log_delta(epsilon: float, mu: float) -> float:
     from scipy.special import erfcx, log_ndtr
 
     t = epsilon / mu - mu / 2
-    if t < -8:  # delta is 1 to within e^-32, less a term that is as small or exact
+    # 1 - delta = Phi(t) + e^epsilon Phi(-t - mu): both terms are small here, so log1p keeps their
+    # digits.
+    if t < -8:
         below = math.exp(log_ndtr(t))
         above = math.exp(min(epsilon + log_ndtr(-t - mu), 0.0))
         return math.log1p(-min(below + above, 1 - 1e-16))

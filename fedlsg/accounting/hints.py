@@ -7,8 +7,8 @@ read from here.
 
 Each entry is a file of its own in the folder ``accounting`` of the cache (FEDLSG_CACHE, else
 ``~/.cache/fedlsg``), for its owner only. Its name is a digest of the question, the code here, and
-the versions of what it computes with. With FEDLSG_HINTS=off nothing is read or kept. A folder that
-cannot be used is none.
+the versions of what it computes with. With FEDLSG_HINTS=off nothing is read or kept. The same
+holds for a folder that cannot be used.
 """
 
 import hashlib

@@ -167,7 +167,11 @@ def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, flo
     upper = curve.epsilon(target)
     # Large losses that are rare: the tilted law has no middle at epsilon. Extended precision takes
     # a GB at the limit.
-    if total.steps > 1 and grid.cells <= MAX_WINDOW // 2 and not curve.noise(upper) <= 1e-4 * delta:
+    if (
+        total.steps > 1
+        and grid.cells <= MAX_WINDOW // 2
+        and not curve.fft_error(upper) <= 1e-4 * delta
+    ):
         curve = tilted(total, grid, np.longdouble)
         upper = curve.epsilon(target)
     upper = upper * (1 + 1e-9) + total.rounding if upper > 0 else 0.0

@@ -9,21 +9,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64, Num
 from scipy.fft import irfft, next_fast_len, rfft
 
 from fedlsg.accounting.events import AccountingError, Event
-from fedlsg.accounting.step import nodes, outside, reach_for, rounded
+from fedlsg.accounting.step import nodes, reach_for
+from fedlsg.accounting.step import outside as step_outside
+from fedlsg.accounting.step import rounded as rounded_step
 
 Vector = Float64[np.ndarray, " n"]
+Points = Int64[np.ndarray, " n"]
+Spectrum = Num[np.ndarray, " frequencies"]
 
 EPSILON_SHARE = 3e-4  # of epsilon, given up to the grid
 # of delta, given up to what is outside the window and to outputs that are not described
 SMALL_SHARE = 1e-7
 ALIASED_SHARE = 1e-6  # of the tilted law, may be above the window's length
+WRAPPED_SHARE = 1e-4  # of delta, from windows below: e^(-theta N h)
+NODE_ERROR = 1e-8  # of K, a step: see Sum.steepest
 MAX_CELLS, MAX_WINDOW = 2**22, 2**23  # of one step, and of the composition: seconds and 500 MB
 COARSEST_WIDTH = 1.0
 FFT_PASS_ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products, at most 10 u each
@@ -77,51 +83,62 @@ class Sum:
 
     @classmethod
     def of(cls, events: Sequence[Event], delta: float, *, removal: bool) -> "Sum":
+        """The sum of all steps of ``events``.
+
+        Its ``reach`` is so large that ``outside`` is about SMALL_SHARE of delta, or less.
+        """
         reach = reach_for(SMALL_SHARE * delta / sum(e.steps for e in events))
-        each = tuple(loss(e.sample_rate, e.noise_multiplier, reach, removal) for e in events)
-        return cls(events=tuple(events), removal=removal, reach=reach, losses=each)
+        losses = tuple(loss(e.sample_rate, e.noise_multiplier, reach, removal) for e in events)
+        return cls(events=tuple(events), removal=removal, reach=reach, losses=losses)
 
     @property
     def steps(self) -> int:
+        """T: the steps of all events."""
         return sum(e.steps for e in self.events)
 
     @property
     def outside(self) -> float:
         """An upper bound of the probability that some output is not described."""
-        return self.steps * outside(self.reach)
+        return self.steps * step_outside(self.reach)
 
     @property
     def steepest(self) -> float:
-        """The largest theta at which the sum over nodes is E[e^(theta loss)], to 1e-8: e^(theta
-        loss) must not change by more than e^3 between two of the intervals in which the nodes are.
+        """The largest theta at which the log of the sum over nodes is log E[e^(theta loss)], to
+        ``NODE_ERROR``: theta times the loss must not change by more than 3 in one of the intervals
+        in which the nodes are.
+
+        R depends on an output x by z = (2 x - 1) / (2 sigma^2): see step.py.
         """
         thetas = []
-        for event, loss in zip(self.events, self.losses, strict=True):
-            theta = 3 * (self.reach * event.noise_multiplier + 2)
+        for event, one_loss in zip(self.events, self.losses, strict=True):
+            # z changes by 1 in so many intervals of step._edges
+            intervals = self.reach * event.noise_multiplier + 2
+            # the largest dR/dz, 1 - (1 - q) e^-R
+            largest_slope = 1.0
             if event.sample_rate < 1:
-                theta /= -math.expm1(math.log1p(-event.sample_rate) - loss.largest)
-            thetas.append(theta)
+                largest_slope = -math.expm1(math.log1p(-event.sample_rate) - one_loss.largest)
+            thetas.append(3 * intervals / largest_slope)
         return min(thetas)
 
     @property
     def rounding(self) -> float:
         """An upper bound of the error of S: each loss has a few units in its last place."""
         pairs = zip(self.events, self.losses, strict=True)
-        return sum(event.steps * 1e-15 * loss.largest for event, loss in pairs)
+        return sum(event.steps * 1e-15 * one_loss.largest for event, one_loss in pairs)
 
     def moments(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at theta: log E[e^(theta S)], and mean and variance of the tilted S."""
         total, mean, variance = 0.0, 0.0, 0.0
-        for event, loss in zip(self.events, self.losses, strict=True):
-            log_mean, middle, spread = loss.moments(theta)
-            total += event.steps * log_mean
-            mean += event.steps * middle
-            variance += event.steps * spread
+        for event, one_loss in zip(self.events, self.losses, strict=True):
+            step_log_mean, step_mean, step_variance = one_loss.moments(theta)
+            total += event.steps * step_log_mean
+            mean += event.steps * step_mean
+            variance += event.steps * step_variance
         return total, mean, variance
 
     def rounded(self, event: Event, width: float) -> tuple[int, Vector]:
         """(k, m): log masses of one step's loss at k width, (k + 1) width, ..."""
-        first, log_mass = rounded(
+        first, log_mass = rounded_step(
             event.sample_rate, event.noise_multiplier, self.reach, width, MAX_CELLS
         )
         if self.removal:
@@ -148,7 +165,11 @@ class TiltedGrid:
 
     def aliased(self, epsilon: float) -> float:
         """Bound of what aliasing adds: the sum over j != 0 of e^(j theta N h) delta(epsilon + j N
-        h).
+        h), N = cells, h = width.
+
+        j > 0: Chernoff at t, a geometric series of ratio <= 1/2. j < 0: delta <= 1, a geometric
+        series of ratio e^(-theta N h) <= 1/e. Each sum is at most twice its first term. Returns 1.0
+        (no bound) where a ratio is larger, or a first term above 1.
         """
         period = self.cells * self.width
         t, log_mean = self.chernoff
@@ -161,34 +182,16 @@ class TiltedGrid:
 
 def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
     """Width and window for an epsilon near ``scale``."""
-    steps, steepest = total.steps, total.steepest
+    steps = total.steps
     surely = EPSILON_SHARE * scale / steps
     on_average = math.sqrt(12 * EPSILON_SHARE * scale / (steps * (1 + theta)))
     width = min(max(surely, on_average), COARSEST_WIDTH)
-    log_share, log_aliased = math.log(SMALL_SHARE * delta), math.log(ALIASED_SHARE)
-    k, mean, variance = total.moments(theta)
     while True:
-        grid = steps * width**2 / 8  # K(t) rises by at most (t + t^2) of it
-        spread = math.sqrt(variance + 2 * grid)
-        # P(S > top) <= SMALL_SHARE delta; of the tilted law at most ALIASED_SHARE is `beyond` it.
-        high = solve(lambda t, k, mean: t * mean + grid * t**2 - k + log_share, total, steepest)  # noqa: B023
-        k_high = total.moments(high)[0] + grid * (high + high**2)
-        top = (k_high - log_share) / high
-        far = solve(
-            lambda t, k_t, mean: (t - theta) * mean - k_t + k + log_aliased,
-            total,
-            steepest,
-            theta,
-        )
-        k_far = total.moments(far)[0] + grid * (far + far**2)
-        beyond = (k_far - k - log_aliased) / (far - theta)
-        bottom = mean - 4 * spread
-        needed = max(
-            top - bottom,
-            beyond - mean + spread,
-            (math.log(1e4) - math.log(delta)) / theta,
-        )
-        length = needed + 2 * width
+        hoeffding = steps * width**2 / 8
+        top = _top(total, delta, hoeffding)
+        beyond = _beyond(total, theta, hoeffding)
+        bottom, length = _window(total, delta, theta, hoeffding, top.end, beyond.end)
+        length += 2 * width
         longest = width * MAX_WINDOW
         if length <= longest:
             break
@@ -199,10 +202,70 @@ def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
             )
     cells = next_fast_len(max(math.ceil(length / width), 64), real=True)
     start = math.floor(bottom / width)
-    above = math.exp(min(k_high + 1e-8 * steps - high * (start + cells - 1) * width, 0.0))
+    log_above = top.log_mean + NODE_ERROR * steps - top.t * (start + cells - 1) * width
     return TiltedGrid(
-        theta=theta, width=width, bottom=start, cells=cells, above=above, chernoff=(far, k_far)
+        theta=theta,
+        width=width,
+        bottom=start,
+        cells=cells,
+        above=math.exp(min(log_above, 0.0)),
+        chernoff=(beyond.t, beyond.log_mean),
     )
+
+
+class _Tail(NamedTuple):
+    """``end``: a loss beyond which there is little, by Chernoff at ``t``; ``log_mean``: log E[e^(t
+    S)] or more, of S on the grid.
+    """
+
+    end: float
+    t: float
+    log_mean: float
+
+
+def _top(total: Sum, delta: float, hoeffding: float) -> _Tail:
+    """P(S > end) <= SMALL_SHARE delta."""
+    log_share = math.log(SMALL_SHARE * delta)
+    t = solve(lambda t, k, mean: t * mean + hoeffding * t**2 - k + log_share, total, total.steepest)
+    log_mean = _log_mean_on_grid(total, t, hoeffding)
+    return _Tail((log_mean - log_share) / t, t, log_mean)
+
+
+def _beyond(total: Sum, theta: float, hoeffding: float) -> _Tail:
+    """Of the law that is tilted by ``theta``, at most ALIASED_SHARE is above the end; t > theta."""
+    log_share, k = math.log(ALIASED_SHARE), total.moments(theta)[0]
+    t = solve(
+        lambda t, k_t, mean: (t - theta) * mean - k_t + k + log_share,
+        total,
+        total.steepest,
+        theta,
+    )
+    log_mean = _log_mean_on_grid(total, t, hoeffding)
+    return _Tail((log_mean - k - log_share) / (t - theta), t, log_mean)
+
+
+def _log_mean_on_grid(total: Sum, t: float, hoeffding: float) -> float:
+    """log E[e^(t S)] or more, of S on the grid: by Hoeffding's lemma, K(t) rises by at most (t +
+    t^2) T h^2 / 8. ``hoeffding``: T h^2 / 8.
+    """
+    return total.moments(t)[0] + hoeffding * (t + t**2)
+
+
+def _window(
+    total: Sum, delta: float, theta: float, hoeffding: float, top: float, beyond: float
+) -> tuple[float, float]:
+    """(bottom, length) of the window, without rounding to the grid."""
+    _, mean, variance = total.moments(theta)
+    spread = math.sqrt(variance + 2 * hoeffding)
+    bottom = mean - 4 * spread
+    length = max(
+        top - bottom,
+        # From an epsilon of mean - spread on, the next window above starts beyond ``beyond``.
+        beyond - mean + spread,
+        # The next window below counts e^(-theta N h) times: at most WRAPPED_SHARE of delta.
+        (math.log(1 / WRAPPED_SHARE) - math.log(delta)) / theta,
+    )
+    return bottom, length
 
 
 def solve(
@@ -225,72 +288,110 @@ def unit(dtype: type[np.floating[Any]]) -> float:
     return float(np.finfo(dtype).eps) / 2
 
 
-def tilted(total: Sum, plan: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curve":
+def tilted(total: Sum, grid: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curve":
     """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their
     errors.
     """
     log_front, centre = 0.0, 0
-    each = FFT_PASS_ROUNDING * unit(dtype) * math.log2(plan.cells)
-    size = plan.cells // 2 + 1
-    magnitude, phase, worst, nearly = (np.zeros(size, dtype=dtype) for _ in range(4))
+    coefficient_error = FFT_PASS_ROUNDING * unit(dtype) * math.log2(grid.cells)  # e of pld.py
+    size = grid.cells // 2 + 1
+    # Logs of prod |f^|^T, prod (|f^| + e)^T and prod (|f^| + 2 e)^T at each frequency.
+    log_power, phase, log_power_1e, log_power_2e = (np.zeros(size, dtype=dtype) for _ in range(4))
     with np.errstate(divide="ignore", under="ignore"):
         for event in total.events:
-            first, log_mass = total.rounded(event, plan.width)
-            at = np.arange(first, first + len(log_mass))
-            exponent = log_mass + at * (plan.theta * plan.width)
-            peak = float(exponent.max())
-            weight = np.exp(exponent - peak)
-            mass = float(weight.sum())
-            log_front += event.steps * (peak + math.log(mass))
+            step = _tilted_step(total, event, grid)
+            log_front += event.steps * step.log_mean
             if total.steps == 1:  # no transform, no error
-                inside = (at >= plan.bottom) & (at < plan.bottom + plan.cells)
-                masses = np.bincount(at[inside] - plan.bottom, weight[inside] / mass, plan.cells)
-                return Curve(log_front=log_front, tilted=masses, error=0.0, plan=plan)
-            middle = round(float(weight @ at / mass))
-            centre += event.steps * middle
-            masses = np.bincount((at - middle) % plan.cells, weight / mass, plan.cells)
-            transform = rfft(masses.astype(dtype))
-            size_of = np.abs(transform)
-            magnitude += event.steps * np.log(size_of)
+                window = step.points - grid.bottom
+                inside = (window >= 0) & (window < grid.cells)
+                masses = np.bincount(window[inside], step.masses[inside], grid.cells)
+                return Curve(log_front=log_front, tilted=masses, error=0.0, grid=grid)
+            centre += event.steps * step.middle
+            around_0 = (step.points - step.middle) % grid.cells
+            transform = rfft(np.bincount(around_0, step.masses, grid.cells).astype(dtype))
+            magnitude = np.abs(transform)
+            log_power += event.steps * np.log(magnitude)
             phase += event.steps * np.angle(transform)
-            nearly += event.steps * np.log(size_of + each)
-            worst += event.steps * np.log(size_of + 2 * each)
-        grown = worst - nearly
-        powers = np.where(grown < 1, np.exp(nearly) * np.expm1(np.minimum(grown, 1)), np.exp(worst))
-        error = float(2 * (powers + each * np.exp(nearly)).sum() / plan.cells)
-        power = np.exp(magnitude) * (np.cos(phase) + 1j * np.sin(phase))
-    masses = irfft(power, plan.cells).astype(np.float64)
-    moved = np.roll(masses, -((plan.bottom - centre) % plan.cells))
-    return Curve(log_front=log_front, tilted=moved, error=error, plan=plan)
+            log_power_1e += event.steps * np.log(magnitude + coefficient_error)
+            log_power_2e += event.steps * np.log(magnitude + 2 * coefficient_error)
+        error = _error_of_power(log_power_1e, log_power_2e, coefficient_error, grid.cells)
+        power = np.exp(log_power) * (np.cos(phase) + 1j * np.sin(phase))
+    masses = irfft(power, grid.cells).astype(np.float64)
+    moved = np.roll(masses, -((grid.bottom - centre) % grid.cells))
+    return Curve(log_front=log_front, tilted=moved, error=error, grid=grid)
+
+
+class _TiltedStep(NamedTuple):
+    """One step's tilted ``masses``, which sum to 1, at ``points`` of the grid.
+
+    ``middle``: the point next to their mean. ``log_mean``: log E[e^(theta loss)].
+    """
+
+    points: Points
+    masses: Vector
+    middle: int
+    log_mean: float
+
+
+def _tilted_step(total: Sum, event: Event, grid: TiltedGrid) -> _TiltedStep:
+    """One step of ``event`` on the grid, tilted."""
+    first, log_mass = total.rounded(event, grid.width)
+    points = np.arange(first, first + len(log_mass))
+    exponent = log_mass + points * (grid.theta * grid.width)
+    peak = float(exponent.max())
+    weight = np.exp(exponent - peak)
+    mass = float(weight.sum())
+    middle = round(float(weight @ points / mass))
+    return _TiltedStep(points, weight / mass, middle, peak + math.log(mass))
+
+
+def _error_of_power(
+    log_power_1e: Spectrum, log_power_2e: Spectrum, coefficient_error: float, cells: int
+) -> float:
+    """Bound of the error of each mass g(s): see FFT in pld.py, e = ``coefficient_error``.
+
+    The mean over all frequencies of prod (|f^| + 2 e)^T - prod (|f^| + e)^T + e prod (|f^| + e)^T.
+    A real transform has half of the frequencies: twice their sum is at least that of all.
+    """
+    grown = log_power_2e - log_power_1e
+    # The difference by expm1, whose digits do not cancel; a large one is at most its first term.
+    differences = np.where(
+        grown < 1, np.exp(log_power_1e) * np.expm1(np.minimum(grown, 1)), np.exp(log_power_2e)
+    )
+    return float(2 * (differences + coefficient_error * np.exp(log_power_1e)).sum() / cells)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """delta(epsilon) of the tilted masses in a window; ``error``: bound of the error of each of
-    them.
+    """delta(epsilon) of the tilted masses in a window.
+
+    ``tilted``: g of pld.py, a mass for each point of the window.
+    ``error``: bound of the error of each of these masses, from the FFT.
+    ``log_front``: K(theta) = log E[e^(theta S)], as composed on the grid.
+
+    Where a method takes ``errors``: +1 adds the bound of FFT errors to delta (an upper bound), -1
+    subtracts it (a lower bound), 0 leaves it out.
     """
 
     log_front: float
     tilted: Vector
     error: float
-    plan: TiltedGrid
+    grid: TiltedGrid
 
     @cached_property
     def weights(self) -> Vector:
         """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta, behind which they are below
         e^-60.
         """
-        theta = self.plan.theta
-        distance = self.plan.width * np.arange(1, len(self.tilted))
+        theta = self.grid.theta
+        distance = self.grid.width * np.arange(1, len(self.tilted))
         distance = distance[: int(np.searchsorted(theta * distance, 60.0))]
         weights: Vector = np.exp(-theta * distance) * -np.expm1(-distance)
         return weights
 
     def at(self, i: int, errors: float = 1.0) -> float:
-        """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1
-        taken off).
-        """
-        theta = self.plan.theta
+        """delta at the grid's point i of the window."""
+        theta = self.grid.theta
         weight = self.weights[: len(self.tilted) - i - 1]
         # Of what is further away, all masses together are at most 1 and the error's share.
         rest = math.exp(-60.0) if len(weight) < len(self.tilted) - i - 1 else 0.0
@@ -301,14 +402,16 @@ class Curve:
 
     def _value(self, i: int) -> float:
         """The grid's point i of the window."""
-        return (self.plan.bottom + i) * self.plan.width
+        return (self.grid.bottom + i) * self.grid.width
 
     def _near(self, epsilon: float) -> int:
-        """A point of the window next to ``epsilon``, with two behind it."""
-        i = math.floor(epsilon / self.plan.width) - self.plan.bottom
+        """A point i of the window next to ``epsilon``: at most the third last, so that i + 1 and
+        its masses exist.
+        """
+        i = math.floor(epsilon / self.grid.width) - self.grid.bottom
         return min(max(i, 0), len(self.tilted) - 3)
 
-    def noise(self, epsilon: float) -> float:
+    def fft_error(self, epsilon: float) -> float:
         """What the bound of FFT errors adds to delta near ``epsilon``."""
         if not math.isfinite(epsilon):
             return math.inf
@@ -320,8 +423,8 @@ class Curve:
         i = self._near(epsilon)
         before, after = self.at(i), self.at(i + 1)
         if 0 < after < before < math.inf:
-            return max(math.log(before / after) / self.plan.width, 1e-9)
-        return self.plan.theta
+            return max(math.log(before / after) / self.grid.width, 1e-9)
+        return self.grid.theta
 
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
         """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between
@@ -329,7 +432,7 @@ class Curve:
         """
         if not delta > 0:
             return math.inf if errors > 0 else 0.0
-        low, high = max(-self.plan.bottom, 0) - 1, len(self.tilted) - 1
+        low, high = max(-self.grid.bottom, 0) - 1, len(self.tilted) - 1
         if low >= 0 and (high <= low + 1 or self.at(low + 1, errors) <= delta):
             return 0.0
         low = max(low, 0)
@@ -342,5 +445,5 @@ class Curve:
         if errors > 0 and not after <= delta < before < math.inf:
             return math.inf
         share = (before - delta) / (before - after) if before > after else 1.0
-        further = math.log1p(min(share, 1.0) * math.expm1(self.plan.width))
+        further = math.log1p(min(share, 1.0) * math.expm1(self.grid.width))
         return max(self._value(low) + further, 0.0)

@@ -6,8 +6,8 @@ Symbols: y the received kept values, f what a client would have sent, s the nois
                 gradient's scale
     cosine      1 - <f, y> / (|f| |y|)           Inverting Gradients (Geiping et al. 2020, Eq. 4),
                 over all blocks
-    blocks      the mean of that cosine over blocks: the classifier, half of the energy of a ResNet,
-                counts as one
+    blocks      the mean of that cosine over blocks: each block counts the same, also a classifier
+                that holds half of the squared norm
     likelihood  |f - y|^2 / (2 s^2)              -log N(y; f, s^2 I): exact for one local step,
                 clip simulated
 """
@@ -25,15 +25,16 @@ from fedlsg.config import Setting
 
 def euclidean(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """|f - y|^2 / |y|^2: 0 for a match, 1 for a candidate that sends nothing."""
-    return energy(sent - received) / energy(received)
+    return squared_norm(sent - received) / squared_norm(received)
 
 
 def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """1 - cos(f, y): between 0 and 2.
 
     Computed as half the squared distance of the directions, whose digits do not cancel where they
-    nearly agree. A candidate that sends nothing is no better than one at a right angle: about 1/2
-    is given, without a gradient.
+    nearly agree.
+    Zero sent has no direction: its distance is 1/2, better than a right angle (1). The gradient
+    there is finite and very large: -y / (|y| tiny), of norm 1e19 in float32.
     """
     tiny = torch.finfo(sent.dtype).tiny ** 0.5
     between: Tensor = sent / sent.norm().clamp_min(tiny) - received / received.norm()
@@ -56,8 +57,8 @@ def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Floa
     return torch.stack(distances).mean()
 
 
-def energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """The squared norm."""
+def squared_norm(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """The sum of squares."""
     return values.square().sum()
 
 
@@ -85,6 +86,8 @@ DISTANCES: dict[str, Distance] = {
     "euclidean": Distance(measure=euclidean),
     "cosine": Distance(measure=cosine, directions=True),
     "blocks": Distance(measure=cosine_of_blocks, by_block=True, directions=True),
-    "likelihood": Distance(measure=lambda sent, received: energy(sent - received), likelihood=True),
+    "likelihood": Distance(
+        measure=lambda sent, received: squared_norm(sent - received), likelihood=True
+    ),
 }
 DistanceName = Annotated[str, Setting(choices=tuple(DISTANCES))]

@@ -9,7 +9,7 @@ Everything is differentiable in the inputs. Per-example gradients come from auto
 adversary too.
 An adaptive adversary compares in the frame: f(x) is projected, masked and clipped by the client's
 own code. A naive one compares the dense gradients of x with Eq. 3's lifted values and knows of no
-clip: what it misses is no protection. Candidates and public values go in, no truth.
+clip: what it misses does not count as protection. Candidates and public values go in, no truth.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from fedlsg.attacks.distances import DISTANCES, Distance, energy
+from fedlsg.attacks.distances import DISTANCES, Distance, squared_norm
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
@@ -177,9 +177,9 @@ def unexplained(observation: Observation, inputs: Batch, targets: Tensor, *, sca
     """
     sent, y = replay(observation, inputs, targets).detach(), observation.values
     if scaled and bool(sent.any()):
-        sent = sent * (sent @ y) / energy(sent)
+        sent = sent * (sent @ y) / squared_norm(sent)
     noise = observation.noise_std**2 * (len(y) + 3 * (2 * len(y)) ** 0.5)
-    return max(0.0, float((energy(sent - y) - noise) / energy(y)))
+    return max(0.0, float((squared_norm(sent - y) - noise) / squared_norm(y)))
 
 
 def _naive(observation: Observation, distance: Distance) -> Objective:

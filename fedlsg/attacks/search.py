@@ -42,8 +42,8 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 INFINITE_ENERGY = 1e30
 """Stands for an infinite energy in L-BFGS, whose line search computes with it."""
 MAX_LAG = 0.05
-"""Share of its time by which a search may lag behind its evaluations and still be the same in every
-run.
+"""A search whose used time is ahead of its evaluations by no more than this share keeps the step
+sizes of an unlimited one, so that it is the same in every run.
 """
 
 
@@ -51,11 +51,13 @@ run.
 class Search:
     """What every matching attack has.
 
-    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first
-        is the blind baseline's. step_size: of Adam, as a share of the range, or of the embeddings'
-        deviation.
-    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time;
-    None: no limit.
+    distance: what is minimised, by its name in ``DISTANCES``.
+    compare: adaptive replays what a client does; naive sees a single gradient (``replay``).
+    evaluations: of the objective with its gradient, for each restart.
+    restarts: starting points; the first is that of the blind baseline.
+    step_size: of Adam, as a share of the range, or of the embeddings' standard deviation.
+    tolerance: an objective at or below it is as good as zero and ends the search.
+    seconds: the time limit of all restarts together; None: no limit.
     """
 
     distance: DistanceName = "euclidean"
@@ -80,20 +82,22 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether the time is."""
+        """Whether the time limit has passed."""
         return time.monotonic() >= self.deadline
 
     def go_on(self, done: int, lowest: float) -> bool:
-        """Reports how far it is; False where the objective is as good as zero, or the time is
-        over.
+        """Reports progress; False if the objective is as good as zero, or the time limit has
+        passed.
         """
         each, restarts = self.attack.evaluations, self.attack.restarts
         text = f"restart {self.restart} of {restarts}, objective {min(lowest, self.lowest):.3g}"
         self.progress(min(each * (self.restart - 1) + done, each * restarts), each * restarts, text)
         return lowest > self.attack.tolerance and not self.over
 
-    def clock(self) -> Callable[[], float]:
-        """The share that is over of this restart's part of the time that is left."""
+    def time_share(self) -> Callable[[], float]:
+        """A function that gives the used share (0 to 1 and more) of this restart's time: the time
+        left, divided by the restarts left.
+        """
         began = time.monotonic()
         part = (self.deadline - began) / (self.attack.restarts - self.restart + 1)
         return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
@@ -126,7 +130,8 @@ def search(
     """
     watch = Watch(attack, progress)
     points: list[P] = []
-    for watch.restart in range(1, attack.restarts + 1):
+    for restart in range(1, attack.restarts + 1):
+        watch.restart = restart
         point, value = minimum(watch)
         if not points or value < watch.lowest:
             points, watch.lowest = [point], value
@@ -170,8 +175,8 @@ class _Lowest:
         # norm.
         return value, gradient.nan_to_num(0.0, 0.0, 0.0)
 
-    @property
-    def stopped(self) -> bool:
+    def report_and_check(self) -> bool:
+        """Reports progress; whether the search has to stop."""
         return not self.go_on(self.evaluations, self.value)
 
     def result(self) -> tuple[Tensor, float]:
@@ -194,8 +199,9 @@ def lbfgs(
         value, gradient = lowest(torch.from_numpy(point).to(start))
         return min(value, INFINITE_ENERGY), gradient.double().cpu().numpy()
 
+    # The parameter's name makes SciPy pass a result, and take StopIteration as the end.
     def check(intermediate_result: object) -> None:
-        if lowest.stopped:
+        if lowest.report_and_check():
             raise StopIteration
 
     low, high = box.low.double().cpu().numpy(), box.high.double().cpu().numpy()
@@ -227,14 +233,14 @@ def adam(
     step_size: Tensor,
     signed: bool,
     go_on: GoOn,
-    spent: Callable[[], float] = lambda: 0.0,
+    time_share: Callable[[], float] = lambda: 0.0,
 ) -> tuple[Tensor, float]:
     """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown
     decays to 0.
 
-    ``spent`` is the share of a budget of time that is over. Where it is shorter than the
-    evaluations, the step size decays with the time: a search that is cut off at its first step size
-    would end as rough as it began. ``signed`` looks at the gradient's signs only, as Inverting
+    ``time_share`` gives the used share of a time limit. If it is ahead of the share of evaluations,
+    the step size decays with the time: a search that is cut off at its first step size would end as
+    rough as it began. ``signed`` looks at the gradient's signs only, as Inverting
     Gradients does (Geiping et al. 2020, App. A).
     Differs from that paper: a cosine instead of three drops of the step size.
     """
@@ -243,16 +249,16 @@ def adam(
     point, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     for step in range(evaluations):
         _, gradient = lowest(point)
-        if lowest.stopped:
+        if lowest.report_and_check():
             break
         gradient = gradient.sign() if signed else gradient
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient.square()
         mean = first / (1 - BETA1 ** (step + 1))
         scale = (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
-        share, late = step / evaluations, spent()
-        if late > share + MAX_LAG:
-            share = late
+        share, used_time = step / evaluations, time_share()
+        if used_time > share + MAX_LAG:
+            share = used_time
         if share >= 1:
             break
         decay = 0.5 * (1 + math.cos(math.pi * share))

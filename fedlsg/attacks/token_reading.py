@@ -35,13 +35,14 @@ GONE = 1e-8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """tokens: (B, T), in position; which text of several a token is of is not known. ``pad``:
-    nothing was left there.
+    """The texts that were read, and how far they explain what was received.
 
+    tokens: (B, T), in position; which of several texts a token belongs to is not known. ``pad``:
+        no token was chosen for that place.
     unexplained: share of the received energy outside the span of the chosen embeddings; 0 to
-    rounding for the truth.
-    unique: fewer tokens than in units that were received: only then does an ``unexplained`` of 0
-    say anything.
+        rounding for the truth.
+    unique: whether fewer tokens were taken than received in-units (columns of Y) - 1. Otherwise any
+        tokens span everything, and ``unexplained`` = 0 proves nothing.
     """
 
     tokens: Int64[Tensor, "texts positions"]
@@ -51,7 +52,14 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Choices:
-    """Y (k, n), candidates x (C, T, n) without the common direction, and their tokens (C, T)."""
+    """What is received and what may explain it.
+
+    Y: (k, n) received rows, without the common direction.
+    least: singular values at or below it are noise (``Span.least``).
+    x: (C, T, n) unit embeddings of the candidates, without the common direction. C = types x
+        CANDIDATES: the same tokens once for each token type.
+    tokens: (C, T) their tokens.
+    """
 
     Y: Float[Tensor, "k n"]
     least: float
@@ -76,13 +84,12 @@ def read_tokens(
     """
     if texts < 1:
         raise ValueError(f"expected {texts=} >= 1")
-    given = _choices(model, scores, vocabulary)
+    problem = _choices(model, scores, vocabulary)
     taken, lowest = [], math.inf
     for restart in range(RESTARTS):
-        tried = _again(given, _pursue(given, texts, generator if restart else None))
-        left = float(
-            _outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum()
-        )
+        tried = _refine(problem, _pursue(problem, texts, generator if restart else None))
+        remainder = _project_out(problem.Y, _basis_of(problem, tried))
+        left = float(remainder.square().sum() / problem.Y.square().sum())
         if left < lowest:
             taken, lowest = tried, left
         if lowest < EXACT:
@@ -90,41 +97,43 @@ def read_tokens(
     tokens = torch.full((texts, vocabulary.length), vocabulary.pad)
     places = [0] * vocabulary.length
     for choice, position in sorted(taken):
-        tokens[places[position], position] = given.tokens[choice, position]
+        tokens[places[position], position] = problem.tokens[choice, position]
         places[position] += 1
-    return Reading(tokens=tokens, unexplained=lowest, unique=len(taken) < given.Y.shape[1] - 1)
+    return Reading(tokens=tokens, unexplained=lowest, unique=len(taken) < problem.Y.shape[1] - 1)
 
 
 def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary) -> _Choices:
+    """The received rows and the candidates of the span test, in the order of ``embedded``."""
     span, direction = scores.span, scores.direction
     tokens = scores.candidates(CANDIDATES)
-    x = torch.cat(
-        [part[..., span.columns].double() for _, part in embedded(model, vocabulary, tokens=tokens)]
-    )
+    parts = embedded(model, vocabulary, tokens=tokens)
+    x = torch.cat([part[..., span.columns].double() for _, part in parts])
     Y = span.strength.unsqueeze(1) * span.basis
     out = direction.unsqueeze(0)
-    x = _outside(x, out)
+    x = _project_out(x, out)
     x = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return _Choices(
-        Y=_outside(Y, out), least=span.least, x=x, tokens=tokens.repeat(vocabulary.types, 1)
+        Y=_project_out(Y, out), least=span.least, x=x, tokens=tokens.repeat(vocabulary.types, 1)
     )
 
 
-def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[Tensor, "*some n"]:
+def _project_out(
+    x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]
+) -> Float[Tensor, "*some n"]:
     """x without its part in the span of orthonormal rows."""
     return x - (x @ basis.mT) @ basis
 
 
-def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> Pairs:
+def _pursue(problem: _Choices, texts: int, generator: torch.Generator | None) -> Pairs:
     """(candidate, position), the most certain first, until nothing of Y is left or every place is
     taken.
     """
-    Y, x = given.Y, given.x.clone()
+    Y, x = problem.Y, problem.x.clone()
     open_places = torch.full((x.shape[1],), texts)
     taken: Pairs = []
     for _ in range(texts * x.shape[1]):
         _, values, right = torch.linalg.svd(Y, full_matrices=False)
-        basis = right[values > given.least]
+        basis = right[values > problem.least]
         if not len(basis):
             break
         energy = x.square().sum(-1)
@@ -133,6 +142,7 @@ def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> P
         if float(share.max()) < 0:
             break
         if generator is not None:
+            # Random in proportion to the doubt: certain tokens keep their rank, others trade it.
             doubt = (1 - share).clamp_min(0.0)
             share = share - doubt * torch.rand(share.shape, generator=generator, dtype=share.dtype)
         best = int(share.argmax())
@@ -140,36 +150,38 @@ def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> P
         taken.append((choice, position))
         open_places[position] -= 1
         step = (x[choice, position] / x[choice, position].norm()).unsqueeze(0)
-        Y, x = _outside(Y, step), _outside(x, step)
+        Y, x = _project_out(Y, step), _project_out(x, step)
     return taken
 
 
-def _again(given: _Choices, taken: Pairs) -> Pairs:
-    """Each choice made again given all others, until none changes: the received energy left over
-    never grows.
+def _refine(problem: _Choices, taken: Pairs) -> Pairs:
+    """Makes each choice again, given all others, until none changes. The received energy that is
+    left over never grows.
     """
     taken = list(taken)
     for _ in range(SWEEPS):
         before = list(taken)
         for number, (old, position) in enumerate(taken):
-            others = _spanned(given, taken[:number] + taken[number + 1 :])
-            Y, x = _outside(given.Y, others), _outside(given.x[:, position], others)
+            others = _basis_of(problem, taken[:number] + taken[number + 1 :])
+            Y, x = _project_out(problem.Y, others), _project_out(problem.x[:, position], others)
             energy = x.square().sum(-1)
             gain = (x @ Y.mT).square().sum(-1) / energy.clamp_min(GONE)
             gain = gain.masked_fill(energy <= GONE, 0.0)
             new = int(gain.argmax())
-            if gain[new] > gain[old] + given.least**2:
+            # ``least`` is a singular value and a gain an energy, its square.
+            if gain[new] > gain[old] + problem.least**2:
                 taken[number] = (new, position)
         if taken == before:
             break
     return taken
 
 
-def _spanned(given: _Choices, taken: Pairs) -> Float[Tensor, "k n"]:
+def _basis_of(problem: _Choices, taken: Pairs) -> Float[Tensor, "k n"]:
     """Orthonormal rows of the span of the chosen embeddings."""
     if not taken:
-        return given.x.new_zeros(0, given.x.shape[-1])
-    rows = torch.stack([given.x[choice, position] for choice, position in taken])
+        return problem.x.new_zeros(0, problem.x.shape[-1])
+    rows = torch.stack([problem.x[choice, position] for choice, position in taken])
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
+    # GONE is a share of energy, a singular value is its root.
     basis: Tensor = right[values > GONE**0.5]
     return basis

@@ -10,7 +10,7 @@ carried.
 Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows
 in a pass decides the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6
 turn it into 0.7 C (``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). It
-adds up over rows and grows with the layer. The rest of an embedding is nothing but such bits where
+adds up over rows and grows with the layer. The rest of an embedding has only such bits where
 L spans the gradient, and it is clipped by itself. So microbatches of such a frame have one number
 of rows (``training.one_pass``).
 """
@@ -304,7 +304,7 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
     """Path of the head, which may have several layers: the module that is named, else the last
     Linear, else "".
 
-    Raises ValueError for a name that is no module of the model.
+    Raises ValueError for a name that is not a module of the model.
     """
     if classifier is None:
         return _last_linear(model)
@@ -319,7 +319,7 @@ def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
 
     It is never carried: "all fully connected and attention layers except the classification layer"
     are (Ito et al. 2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
-    Raises ValueError for a ``classifier`` that is no module of the model.
+    Raises ValueError for a ``classifier`` that is not a module of the model.
     """
     head = find_classifier(model, classifier)
     last = _last_linear(model.get_submodule(head))

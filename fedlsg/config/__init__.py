@@ -185,7 +185,7 @@ def _declarations(of: Callable[..., object], without: tuple[str, ...]) -> tuple[
 
 
 def check_real(**given: object) -> None:
-    """Raise ValueError for the first value, by its name, that is no number."""
+    """Raise ValueError for the first value, by its name, that is not a number."""
     for name, value in given.items():
         if isinstance(value, bool | str) or not hasattr(value, "__float__"):
             raise ValueError(f"expected a number for {name}, got {value!r}")

@@ -35,7 +35,7 @@ class Declared:
 class Higher(Declared):
     """A metric of which more is better: ``metrics={"gain": fedlsg.Higher(gain)}``.
 
-    Raises ValueError for what is no function.
+    Raises ValueError for anything that is not a function.
     """
 
     higher_is_better = True
@@ -44,7 +44,7 @@ class Higher(Declared):
 class Lower(Declared):
     """A metric of which less is better: ``metrics={"cost": fedlsg.Lower(cost)}``.
 
-    Raises ValueError for what is no function.
+    Raises ValueError for anything that is not a function.
     """
 
     higher_is_better = False

@@ -77,7 +77,7 @@ class Rule:
         return bool(holds(self.of, facts)) and holds(self.needs, facts) is False
 
     def message(self, facts: Facts, words: Words) -> str:
-        """What is wrong, why, and what to do. ``words``: how to call facts that are no settings."""
+        """What is wrong, why, and what to do. ``words``: names of facts that are not settings."""
         why = self.why or (
             "otherwise it has no effect: leave it out" if self.idle else "leave one of them out"
         )

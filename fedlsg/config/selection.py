@@ -74,7 +74,7 @@ class Selection:
     fail by the next ones in the order.
     ``secret``: the server alone draws, each client on its own with the chance that is claimed, and
     only noisy sums leave it: then that chance is the rate of a Poisson sample of clients, for the
-    accountant. All who are there can be drawn, and the order says nothing.
+    accountant. All who are there can be drawn, and the order carries no information.
     """
 
     name: str

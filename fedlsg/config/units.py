@@ -227,7 +227,7 @@ LONGEST_NAME = 100
 def unit_named(name: str) -> Unit:
     """The unit of a name: one of ``UNITS``, or the person whose rows have one value in this column.
 
-    Raises ValueError for what is no name of a column.
+    Raises ValueError for anything that is not a name of a column.
     """
     if type(name) is not str or not name.strip() or len(name) > LONGEST_NAME:
         raise ValueError(

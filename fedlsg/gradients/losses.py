@@ -58,8 +58,8 @@ def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -
     outputs, in a copy. The result can be pickled if ``loss`` can. It raises ValueError for a result
     without the batch as first dimension, and where torch would broadcast targets against outputs,
     which mixes examples.
-    Raises ValueError for what is no function of (outputs, targets), for an unknown reduction, and
-    for trainable parameters of the loss that are not of ``model``.
+    Raises ValueError for anything that is not a function of (outputs, targets), for an unknown
+    reduction, and for trainable parameters of the loss that are not of ``model``.
     """
     if isinstance(loss, PerExampleLoss):
         return loss

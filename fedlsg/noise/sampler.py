@@ -320,7 +320,7 @@ def settle(
 ) -> Int64[np.ndarray, " open"]:
     """k for every f at ``first.places``: the rest of its point, and new points for those above."""
     stream = first.stream
-    fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are no numbers
+    fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are not numbers
     cut = np.floor(fractions * 2.0**envelope.fraction).astype(np.int64)  # an exact product
     rest = (stream.words(len(cut)) >> np.uint64(64 - WORD_BITS + CELL_CHOICE_BITS)).view(np.int64)
     points = (first.cells.astype(np.int64) << (WORD_BITS - CELL_CHOICE_BITS)) | rest

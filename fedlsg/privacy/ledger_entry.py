@@ -328,7 +328,7 @@ def may_be_torn(line: bytes, beginnings: Iterable[bytes], previous: str) -> bool
 
 def client_of_torn_header(line: bytes) -> int | None:
     """The client of a header that a crash tore: -1 where the line does not say it yet, None for
-    what is no part of a header.
+    what is not a part of a header.
     """
     named = _HEADER.match(line)
     digits = (named and {b"": b"0", b"-": b"-1"}.get(named[1], named[1])) or b"0"

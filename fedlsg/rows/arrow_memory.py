@@ -26,7 +26,7 @@ def of_hub(data: Any, rows: Integers) -> RowParts:
 
 
 def widest(columns: dict[str, RowParts]) -> RowParts:
-    """The parts with the most bytes, of the columns that are no target by their name."""
+    """The parts with the most bytes, of the columns that are not targets by their name."""
     inputs = [parts for name, parts in columns.items() if name not in TARGETS]
     parts = [part for parts in inputs or columns.values() for part in parts]
     return sorted(parts, key=lambda part: -int(part.size.sum()))[:WIDEST]

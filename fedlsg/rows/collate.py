@@ -21,7 +21,7 @@ FUNCTION = "an own function of positions that returns (inputs, targets)"
 
 
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
-    """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
+    """The pair. Raises ValueError, naming the data by ``what``, if it is not a pair."""
     if type(row) is tuple and len(row) == 2 and type(row[0]) in MOST and type(row[1]) in MOST:
         return row
     row = _pair_of(row) if isinstance(row, Mapping) else row

@@ -157,7 +157,7 @@ class OneByOne:
     def __call__(self, positions: Positions) -> tuple[Any, Any]:
         """Inputs and targets of positions whose rows have one form.
 
-        Raises ValueError for rows that are no pairs of tensors, arrays and numbers, or of several
+        Raises ValueError for rows that are not pairs of tensors, arrays and numbers, or of several
         forms.
         """
         if not len(positions):  # nothing reads an empty batch but its size

@@ -32,7 +32,7 @@ MAPS = Path("/proc/self/maps")
 """What is mapped into the memory of this process, on systems that say so."""
 HAS_MAPS = os.access(MAPS, os.R_OK)
 NO_FILES = ("/dev/", "/anon_hugepage")
-"""Beginnings of paths there that are no files; shared memory is one."""
+"""Beginnings of paths there that are not files; shared memory is one."""
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Place = tuple[int, int, int]

@@ -119,7 +119,7 @@ class PublicState:
         basis: for probes: the carriers of the last refresh. If ``round`` is a refresh it may be
             left out, and the carriers are probed.
         Raises ValueError for a pruning round of a method that has none, and for a probe without a
-        basis in a round that is no refresh.
+        basis in a round that is not a refresh.
         """
         if phase_of(round) is Phase.PRUNING:
             if not self.method.prune.reads_data:

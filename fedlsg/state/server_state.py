@@ -305,7 +305,7 @@ class ServerState:
         """Continue with the carriers that the refresh of ``round`` made elsewhere; without any,
         none are held.
 
-        Raises ValueError for numbers that are no basis of this model.
+        Raises ValueError for numbers that are not a basis of this model.
         """
         self.basis = None
         if flat is not None:

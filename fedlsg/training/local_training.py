@@ -306,7 +306,7 @@ def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -
     """Raise ValueError where a group's microbatches differ in shape: one example's length would
     change the others.
 
-    The message says nothing of the shapes, which are private.
+    The message does not contain the shapes, which are private.
     """
     shapes = [t.shape[1:] for t in fields_of(inputs).values()]
     if seen.setdefault(group, shapes) != shapes:

@@ -138,7 +138,7 @@ def numbers_of(values: Any, what: str) -> Rows:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value says of nobody that a row is theirs."""
+    """Whether a value says that a row belongs to no person."""
     if value is None or type(value).__name__ == "NAType":
         return True
     return not value.strip() if isinstance(value, str) else bool(value != value)

@@ -97,7 +97,7 @@ class ServerOptimizer:
     (De et al. 2022).
     ``optimizer``: a class of torch.optim, or ``Yogi``.
     ``optimizer_options``: see ``read_options``; what has a setting of its own (learning rate,
-        weight decay, SGD's momentum) is none of them.
+        weight decay, SGD's momentum) is not one of them.
     """
 
     estimator: Annotated[

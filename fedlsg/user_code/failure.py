@@ -33,7 +33,7 @@ OWN = tuple(
 
 
 class OwnEnd(BaseException):
-    """An end that fedlsg itself asks for, which is no failure of anybody's code."""
+    """An end that fedlsg itself asks for, which is not a failure of anybody's code."""
 
 
 class SignalExit(SystemExit, OwnEnd):

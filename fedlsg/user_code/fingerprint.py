@@ -10,7 +10,7 @@ steps, and no value of a parameter, of a buffer or of a batch:
     numbers      numbers and words that modules and the loss keep
     objects      everything else that they keep, and buffers, by identity; methods of their classes,
                  by their code: cloudpickle makes them anew
-Numbers and objects may be written by a forward pass itself, which is no change from outside:
+Numbers and objects may be written by a forward pass itself, which is not a change from outside:
 ``Followed`` tells them apart. Not covered: what is inside lists and other objects, global variables
 and closures of a forward, and code in C++.
 """
@@ -228,7 +228,7 @@ def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _inside(thing: Any) -> dict[str, Any]:
-    """What a loss that is no module is made of, by name."""
+    """What a loss that is not a module is made of, by name."""
     if isinstance(thing, partial):
         arguments = {f"argument {place}": value for place, value in enumerate(thing.args)}
         return {"func": thing.func, **arguments, **thing.keywords}

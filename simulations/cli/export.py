@@ -35,7 +35,7 @@ from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.earlier_runs.weights_of_run import WeightsOfRun, remember_merged
 from fedlsg.simulations.planning.trust import allow_code
-from fedlsg.simulations.report.drawing.chart import Chart, keys
+from fedlsg.simulations.report.drawing.chart import Chart, legend_of
 from fedlsg.simulations.report.page_of_run.run_charts import course
 from fedlsg.simulations.report.pages.figure import (
     PIXELS,
@@ -211,7 +211,7 @@ def figures_command(
     directory: str, out: str | None, console: Console, labels: Labels = NO_LABELS
 ) -> None:
     """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
-    that is no run and no comparison.
+    that is neither a run nor a comparison.
     """
     if out is not None and (ending := Path(out).suffix.removeprefix(".")) in KINDS:
         raise ValueError(
@@ -260,7 +260,7 @@ def paper(chart: Chart) -> "Figure":
     """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the
     file.
     """
-    entries = -(-len(keys([chart])) // 2)
+    entries = -(-len(legend_of([chart])) // 2)
     figure, (axes,) = panel_grid(
         1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries
     )

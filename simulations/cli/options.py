@@ -54,7 +54,7 @@ def device_in(given: dict[str, Any]) -> Device:
     """Take the setting ``device`` out of given ones: a command that looks at a run has a device of
     its own.
 
-    Raises ValueError for a device that is none.
+    Raises ValueError for anything that is not a device.
     """
     device: Device = RUN["device"].parse(given.pop("device", RUN["device"].default))
     return device
@@ -345,7 +345,7 @@ LIBRARIES = {
     "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as "
     "your model in Python, see docs/peft.md",
 }
-"""Words that are no method, and what to do instead."""
+"""Words that are not methods, and what to do instead."""
 ALIKE = 0.75
 """How alike a word and the one that it may stand for are at least."""
 QUOTED = re.compile(r"'(\w+)'")

@@ -94,7 +94,7 @@ class Listed:
         rows = self.result.rows
         return (
             sum(row.uplink_bytes + row.downlink_bytes for row in rows)
-            if all(row.counted for row in rows)
+            if all(row.shows_participation for row in rows)
             else None
         )
 

@@ -53,14 +53,14 @@ from fedlsg.user_code.failure import without_exit
 OURS = ("query", "query.default", "train", "train.default")
 """The types of the two messages, under both names that Flower has for them."""
 Read = Callable[[Message, Context], Settings]
-"""Settings of a run, from a message or its context. Raises SettingsError for what is none."""
+"""Settings of a run, from a message or its context. Raises SettingsError for anything else."""
 
 
 def make_app(read: Read, replies_without_noise: str = "") -> ClientApp:
     """A ClientApp with two messages, whose settings are where ``read`` finds them.
 
     Other handlers may be added. What they reply stays on the node unless its owner allows it
-    (``other_replies``). Raises ValueError for kinds of replies that are none.
+    (``other_replies``). Raises ValueError for unknown kinds of replies.
     """
     others = kinds_of(replies_without_noise)
 

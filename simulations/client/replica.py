@@ -337,7 +337,7 @@ class Replica:
 
 
 def read_basis_of(state: PublicState, flat: Tensor, round: int) -> Basis:
-    """The basis of a refresh from its numbers. Raises ValueError for numbers that are none."""
+    """The basis of a refresh from its numbers. Raises ValueError for other numbers."""
     return unflatten(flat, state.method.carrier, state.parameters, state.carried, round=round)
 
 

@@ -160,7 +160,7 @@ def check_noise(stage: Stage, release: Release) -> None:
 
 
 def asked_stage(base: Base, content: RecordDict) -> Stage:
-    """The stage of a message. Refused: a run without secure sums, and records that are no stage."""
+    """The stage of a message. Refused: runs without secure sums, and records without a stage."""
     if base.sums is None:
         raise SecureSumRefusedError(
             f"secure sum: this run has trust={base.settings.trust}, and no secure sum"
@@ -169,7 +169,7 @@ def asked_stage(base: Base, content: RecordDict) -> Stage:
 
 
 def stage_in(content: RecordDict) -> Stage:
-    """The stage of a message. Refused: records that are no stage."""
+    """The stage of a message. Refused: records that are not a stage."""
     try:
         return read_stage(content)
     except ValueError as error:

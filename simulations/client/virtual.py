@@ -151,7 +151,7 @@ def fail_client(message: Message) -> Message:
 
 def in_simulation() -> bool:
     """Whether this process is a Ray worker, whose messages come from the run's own server. A driver
-    of Ray is none.
+    of Ray is not a worker.
     """
     ray = sys.modules.get("ray")
     return (

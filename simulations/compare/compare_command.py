@@ -138,7 +138,7 @@ def grid_of(
 
 
 def _each(varied: object) -> list[dict[str, Any]]:
-    """Each value that is varied, as a setting; of what is no table, none."""
+    """Each value that is varied, as a setting; empty if it is not a table."""
     table = varied if isinstance(varied, Mapping) else {}
     lists = {name: values for name, values in table.items() if isinstance(values, list | tuple)}
     return [{name: value} for name, values in lists.items() for value in values]

@@ -149,8 +149,8 @@ class Accounts:
         self._waiting = set[str]()
         """Messages whose clients have not been asked yet."""
         self._secrets: dict[int, ConfigRecord] = {}
-        """What clients keep between the stages of a secure sum. It is theirs: the driver is none of
-        the server.
+        """What clients keep between the stages of a secure sum. It is theirs: the driver is not
+        part of the server.
         """
         self._weights: tuple[bytes, bytes] = b"", b""
         self._keeps = keeps_payload(plan)

@@ -126,7 +126,7 @@ def client_app(
     More handlers may be added to the app (``@app.evaluate()``); its run config is not read. The
     client refuses a server that names another workload, a method that is neither fedlsg's,
     installed, nor in ``methods``, or other code.
-    Raises ValueError for what is no workload or recipe.
+    Raises ValueError for anything that is not a workload or recipe.
     """
     note_other_torch()
     name = _give_all(workload, methods)

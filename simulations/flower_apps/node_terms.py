@@ -1,4 +1,6 @@
-"""What a node's owner sets for an app that trains itself: where its ledger is, and its limits.
+"""What a node's owner sets for an app that trains by its own code, not by fedlsg's client.
+
+Here are the place of its ledger, and its limits.
 
     flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=8.0
                                     delta-max=1e-5 noise-multiplier-min=1.0"
@@ -43,7 +45,7 @@ def limits_on(context: Context, of_app: Limits) -> Limits:
     """
     config = context.node_config
     refuse_misspelt(config)
-    budgets = of_app.budgets
+    budgets = of_app.budgets  # every pair of budgets is a limit of its own: all of them hold
     if {"epsilon-max", "delta-max"} & set(config):
         own = number_of(config, "epsilon-max", below=math.inf)
         budgets += ((own, number_of(config, "delta-max", below=1.0)),)
@@ -51,15 +53,18 @@ def limits_on(context: Context, of_app: Limits) -> Limits:
     return Limits(budgets=budgets, least_noise_multiplier=least)
 
 
-def ledger_on(context: Context, folder: Path | None, door: str) -> tuple[int, Path]:
-    """This client's number and its ledger's file. Raises SettingsError where nothing lasts.
+def ledger_on(context: Context, folder: Path | None, caller: str) -> tuple[int, Path]:
+    """This client's number and its ledger's file.
 
+    folder: what the app names; the node config comes first.
+    caller: what the user called, for the message.
+    Raises SettingsError if neither the app nor the node config names a folder for the ledger.
     Simulated clients have one for each run, since no person's data are behind them.
     """
     given = context.node_config.get("ledger-dir")
     if folder is None and given is None:
         raise SettingsError(
-            f"no ledger that lasts: give {door}(ledger=FOLDER), or ledger-dir in the node "
+            f"no ledger that lasts: give {caller}(ledger=FOLDER), or ledger-dir in the node "
             "config; a restart would forget what was spent"
         )
     place = absolute(str(given), "ledger-dir") if given is not None else folder

@@ -171,7 +171,7 @@ class Recording:
         charge: Mapping[str, Any],
         noise_std: float,
     ) -> None:
-        """Keep the next release: the payload last, so that an interrupted one is none."""
+        """Keep the next release: the payload last, so that an interrupted one is ignored."""
         round, wire = max(payload_files(self.run.path), default=0) + 1, frame.wire
         sent = encode(values, frame)
         self.charge(round, charge)

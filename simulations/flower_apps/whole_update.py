@@ -160,7 +160,7 @@ def check_door(model: object, epsilon: float | None, delta: float, trust: str) -
 
 
 def check_whole(**numbers: tuple[object, int]) -> None:
-    """Raise ValueError for what is no whole number of at least so much, by name; None is left
+    """Raise ValueError for what is not a whole number of at least so much, by name; None is left
     out.
     """
     for name, (value, least) in numbers.items():
@@ -300,7 +300,7 @@ class Round:
         )
 
     def unpack(self, payload: bytes, node: int) -> Float[Tensor, " kept"]:
-        """The values of any bytes. Raises PayloadError for what is no payload of a clip and its
+        """The values of any bytes. Raises PayloadError for what is not a payload of a clip and its
         noise.
         """
         mechanism, kept = self.method.mechanism, self.frame.kept

@@ -154,7 +154,7 @@ def headline(balance: Balance) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A client, or one level of each column by itself, which is no client. counts: examples by
+    """A client, or one level of each column by itself, which is not a client. counts: examples by
     class.
     """
 

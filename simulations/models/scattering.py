@@ -34,7 +34,7 @@ class Scattering2d(nn.Module):
     angle; C outermost.
 
     Has no parameters; its filters are buffers outside the state dict. Its input gets no gradient.
-    Raises ValueError for a side that is no multiple of 4, or below 8.
+    Raises ValueError for a side that is not a multiple of 4, or below 8.
     """
 
     low0: Tensor

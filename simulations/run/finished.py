@@ -253,7 +253,7 @@ def load_run(
     workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the
         directory names, after file and digest are printed. Other code than the run's record is
         refused in every case.
-    Raises ValueError for a folder that is no run directory, or whose files changed since the run.
+    Raises ValueError for a folder that is not a run, or whose files changed since the run.
     """
     run = open_run(path, (*RESULTS, *MODEL), warn)
     read_run(run.path)

@@ -25,7 +25,7 @@ ROWS = 128
 """Public rows that are trained on, at most."""
 MIN_STEPS, MAX_STEPS = 40, 200
 """Updates: as many as the run had; where the model has not learned by then, so many, one after the
-other: a run of few updates says nothing against its model."""
+other: a run of few updates is no evidence against its model."""
 SECONDS = 3.0
 """No update begins later."""
 SLOW_SECONDS = 0.5

@@ -45,7 +45,7 @@ class Best:
         self.round: int | None = None
 
     def offer(self, row: Columns) -> bool:
-        """Take the row's value if it is better; one that is no finite number never is."""
+        """Take the row's value if it is better; one that is not a finite number never is."""
         value = row.get(self.monitor)
         if (
             value is None
@@ -67,7 +67,7 @@ class EarlyStopping(Callback):
     """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more
     than ``min_delta``.
 
-    Rounds that are not evaluated do not count; a value that is no finite number (NaN, infinite) is
+    Rounds that are not evaluated do not count; a value that is not finite (NaN, infinite) is
     no improvement. A resumed run counts the rounds before it as well.
     """
 

@@ -83,7 +83,7 @@ def ready_plan(
 @torch.no_grad()
 def check_evaluation(base: Base) -> tuple[str, ...]:
     """Measure the initial model on the whole test split, as after each round; returns a note for
-    each metric that is no finite number. Raises ValueError, naming the row.
+    each metric that is not a finite number. Raises ValueError, naming the row.
 
     All that an evaluation needs is found before round 1: rows that the model cannot take, a loss
     that is not finite, metrics that fail, fewer outputs than classes.

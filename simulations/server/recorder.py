@@ -82,7 +82,10 @@ class Recorder:
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(
-            run, plan.workload.metrics, timed=clock.participation.timed, released=released_of(plan)
+            run,
+            plan.workload.metrics,
+            simulated_clock=clock.participation.timed,
+            released=released_of(plan),
         )
         self.manifest = Manifest(run, closed_folders(plan), one_round=keeps_one_round(plan))
         self.totals = RunTotals()

@@ -285,7 +285,8 @@ def _say() -> None:
 @contextmanager
 def _interruptible(run: RunDir, *, deployed: bool) -> Iterator[None]:
     """If Flower ends this process inside, for a signal or ``flwr stop``, the last line says how to
-    go on. It is said at once, too: who is killed, or loses the SuperLink, says nothing any more.
+    go on. It is said at once, too: a process that is killed, or loses the SuperLink, cannot
+    say it later.
     """
     command = f"fedlsg resume {run.path}"
     words = f"{command} says how to continue" if deployed else f"continue with: {command}"

@@ -462,7 +462,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: b
 
     A noise multiplier, or no noise (``silent``), drops the epsilon; a batch size the rate, and a
     rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
-    options; a model that is no head the features; a constant learning rate its final value.
+    options; a model that is not a head the features; a constant learning rate its final value.
     """
     gone: set[str] = set()
     if silent or "noise_multiplier" in given:

@@ -102,7 +102,7 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
             or value.numel() < 2
             or bool((value == value.flatten()[0]).all())
         ):
-            continue  # a bias or scale that begins as a constant says nothing
+            continue  # a bias or scale that begins as a constant is equal in any two starts
         part = "classifier" if path.startswith(f"{head}.") else "body"
         numbers[
             part, other is not None and other.shape == value.shape and bool((other == value).all())

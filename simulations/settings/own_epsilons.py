@@ -120,7 +120,7 @@ def _is_number(text: str) -> bool:
 
 
 def pairs(text: str, what: What = "epsilon") -> dict[str, float]:
-    """Client and number of each part of a text. Raises ValueError for a part that is none."""
+    """Client and number of each part of a text. Raises ValueError for any other text."""
     by_name: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.rpartition("=")

@@ -57,7 +57,7 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "trace": "availability as a trace ({availability})",
     }
 )
-"""The facts that are no settings, as messages call them. Rules may name these and settings, nothing
+"""Facts other than settings, as messages call them. Rules may name these and settings, nothing
 else; ``facts_of`` says what they are in a run.
 """
 

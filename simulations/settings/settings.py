@@ -219,7 +219,7 @@ def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
 def check_arguments(
     given: Iterable[str], arguments: Collection[str], *, instead: Mapping[str, str] = NO_SETTINGS
 ) -> None:
-    """Raise ValueError, with the nearest name, for a keyword that is no setting of all there are.
+    """Raise ValueError, with the nearest name, for a keyword that is not a setting.
 
     ``arguments``: what the function that was called takes as well. ``instead``: arguments that
     replace settings here, which are not named.

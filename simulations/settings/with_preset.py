@@ -59,7 +59,7 @@ def resolve(given: Mapping[str, object]) -> Settings:
     it gives.
 
     What a given setting makes ``void``, or the preset's method alone takes, is left out. Raises
-    ValueError as ``find`` and ``settings.parse`` do, also for a ``from_preset`` that is no preset.
+    ValueError as ``find`` and ``settings.parse`` do, also for an unknown ``from_preset``.
     """
     known = parse(given)
     check_origin(known)

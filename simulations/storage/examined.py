@@ -87,7 +87,7 @@ def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
     """A run directory whose files that match ``reads`` are those that the run wrote; other changes
     are said.
 
-    Raises ValueError for a folder that is none; DamagedError, which names every changed file that
+    Raises ValueError for a folder without a run; DamagedError, which names every changed file that
     is read.
     """
     run = RunDir.open(str(path))

@@ -46,10 +46,11 @@ from fedlsg.strategies.protocol.round_report import Direction, RoundReport
 
 CHUNK = 2**20
 Mark = Mapping[str, Any]
-"""Length and SHA-256 of a file, as a checkpoint or a manifest keeps them; or several marks, by
-name.
-"""
+"""Length and SHA-256 of a file, as a checkpoint or a manifest keeps them."""
+Marks = Mapping[str, Any]
+"""The marks of several files, by name; of the events only the length."""
 DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
+"""Narrows a text to the Literal; KeyError for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,10 @@ class Line:
     values_bytes: int
     payload_bytes: int
     wire_bytes: int
+
+
+LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"
+"""The first line of bytes.csv."""
 
 
 def lines_of(report: RoundReport) -> str:
@@ -152,9 +157,6 @@ def verify(path: Path, mark: Mark) -> "hashlib._Hash":
     return sha
 
 
-LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"
-
-
 EVENTS = "events.out.tfevents.fedlsg"
 """TensorBoard reads every file that has "tfevents" in its name."""
 
@@ -166,22 +168,22 @@ def _writes_events() -> bool:
     return find_spec("tensorboard") is not None
 
 
-def append_events(folder: Path, round: int, values: Values, *, timed: bool = True) -> int:
+def append_events(folder: Path, round: int, values: Values, *, wall_time: bool = True) -> int:
     """Add one round to the run's events and close the file; returns its size.
 
-    Not ``timed``: the number of the round is in the place of the time, which would tell how many
-    clients took part.
+    Without ``wall_time`` the number of the round is in the place of the time, which would tell how
+    many clients took part.
     """
     if not _writes_events():
         return 0
     new = not (folder / EVENTS).exists()
     with naming(folder / EVENTS), open(folder / EVENTS, "ab", opener=open_file) as file:
-        file.write(_encode_events([(round, values)], header=new, timed=timed))
+        file.write(_encode_events([(round, values)], header=new, wall_time=wall_time))
         return file.tell()
 
 
 def cut_events(
-    folder: Path, size: int, rounds: Iterable[tuple[int, Values]], *, timed: bool = True
+    folder: Path, size: int, rounds: Iterable[tuple[int, Values]], *, wall_time: bool = True
 ) -> None:
     """Go back to the size at which the file had these rounds; a shorter file is written again, with
     today's time.
@@ -190,10 +192,10 @@ def cut_events(
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
     elif _writes_events():
-        write_atomically(path, _encode_events(rounds, header=True, timed=timed))
+        write_atomically(path, _encode_events(rounds, header=True, wall_time=wall_time))
 
 
-def _encode_events(rounds: Iterable[tuple[int, Values]], *, header: bool, timed: bool) -> bytes:
+def _encode_events(rounds: Iterable[tuple[int, Values]], *, header: bool, wall_time: bool) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -203,14 +205,14 @@ def _encode_events(rounds: Iterable[tuple[int, Values]], *, header: bool, timed:
 
     buffer = BytesIO()
     writer = RecordWriter(buffer)
-    now = time.time() if timed else 0.0
+    now = time.time() if wall_time else 0.0
     if header:
         write(wall_time=now, file_version="brain.Event:2")
     for round, values in rounds:
         summary = Summary(
             value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         )
-        write(wall_time=now if timed else float(round), step=round, summary=summary)
+        write(wall_time=now if wall_time else float(round), step=round, summary=summary)
     return buffer.getvalue()
 
 
@@ -233,7 +235,7 @@ class Link:
 
     @property
     def short(self) -> str:
-        """The link's name and numbers, short."""
+        """Name and numbers for a list of links; ``str`` is for a link that is named alone."""
         return (
             f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} "
             "ms)"
@@ -307,7 +309,7 @@ def run_seconds(path: Path) -> dict[str, float]:
 
 
 def rounds_by_client(lines: Iterable[Line]) -> dict[int, int]:
-    """How many training rounds had values of each client; those without any are left out."""
+    """In how many training rounds each client sent values; clients that sent none are left out."""
     sent = {(line.client, line.round) for line in lines if line.round and _has_values(line)}
     return dict(sorted(Counter(client for client, _ in sent).items()))
 

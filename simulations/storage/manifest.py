@@ -28,7 +28,7 @@ from fedlsg import bounded
 from fedlsg.privacy import RUN
 from fedlsg.simulations.storage.atomic_files import Record, seal, unseal, write_atomically
 from fedlsg.simulations.storage.declared import class_of, find
-from fedlsg.simulations.storage.journal import CHUNK, EVENTS, Journal, Mark
+from fedlsg.simulations.storage.journal import CHUNK, EVENTS, Journal, Marks
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import StepFiles
 
@@ -102,7 +102,7 @@ class Manifest:
             part.load()
 
     def checkpoint(
-        self, round: int, marks: Mark, heads: Mapping[str, Any], clients: Iterable[int] = ()
+        self, round: int, marks: Marks, heads: Mapping[str, Any], clients: Iterable[int] = ()
     ) -> None:
         """Note what rounds up to this one left. ``marks``: of the tables; ``heads``: the ends of
         the ledgers.
@@ -147,7 +147,7 @@ class Manifest:
             }
             part.write()
 
-    def close(self, marks: Mark) -> None:
+    def close(self, marks: Marks) -> None:
         """The run has ended: digests of all its files but those that the list has. Reads them
         once.
         """
@@ -239,7 +239,7 @@ class Tail:
         return {"bytes": self._size, "sha256": self._sha.hexdigest()}
 
 
-def tables(marks: Mark) -> Record:
+def tables(marks: Marks) -> Record:
     """A checkpoint's marks of the tables, by their files."""
     return {"rounds.csv": marks["rounds"], "bytes.csv": marks["messages"]}
 
@@ -303,7 +303,7 @@ def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
             write_atomically(part.path, seal(record), durable=False, private=part.private)
 
 
-def reopen(run: RunDir, round: int, marks: Mark, *, forgotten: Collection[str] = AT_END) -> None:
+def reopen(run: RunDir, round: int, marks: Marks, *, forgotten: Collection[str] = AT_END) -> None:
     """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are
     forgotten.
     """

@@ -182,7 +182,7 @@ def read_run(
 
     A run that diverged is "failed".
 
-    Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged
+    Raises ValueError, naming the path, for a folder that is not a run directory or holds a damaged
     file.
     """
     run = RunDir.open(str(path))

@@ -15,7 +15,7 @@ from fedlsg.simulations.storage.declared import AT_SERVER, Released
 from fedlsg.simulations.storage.journal import (
     LINES_HEADER,
     Journal,
-    Mark,
+    Marks,
     append_events,
     cut_events,
     lines_of,
@@ -60,10 +60,9 @@ class Times:
 
 
 SIMULATED = tuple(field.name for field in fields(Simulated))
+"""Columns of runs with a simulated clock."""
 TIMES = tuple(field.name for field in fields(Times))
-"""Their names."""
-
-
+"""Columns of where the server's time went."""
 BYTE_COLUMNS = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTE_COLUMNS, "uplink_messages", "downlink_messages")
@@ -79,7 +78,7 @@ TAGS = {
     "simulated_clock": "simulated_clock",
 }
 """TensorBoard's tags of numbers."""
-COUNTED = ("asked", "answered", "rejected", "dropped", "late")
+CLIENT_LISTS = ("asked", "answered", "rejected", "dropped", "late")
 """Columns with lists of clients, which are counted for TensorBoard."""
 Metrics = Mapping[str, float | None]
 """The workload's own metrics by name; None in rounds that were not evaluated."""
@@ -157,25 +156,22 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        more = {
-            name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)
-        }
-        metrics = {name: float(text) if text else None for name, text in more.items()}
+        known = (*FIELDS, *SIMULATED, *TIMES)
+        metric_texts = {name: text for name, text in row.items() if name not in known}
+        metrics = {name: float(text) if text else None for name, text in metric_texts.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
-        only = (
-            AT_SERVER.rows
-            if frozenset(row).difference(more, SIMULATED, TIMES) == AT_SERVER.rows
-            else None
-        )
+        only = _released_columns(row)
         names = [name for name in FIELDS if only is None or name in only]
         return cls(
             **_parsed(cls, names, row), simulated=simulated, times=times, metrics=metrics, only=only
         )
 
     @property
-    def counted(self) -> bool:
-        """Whether the row has what tells who, or how many, took part, and for how long."""
+    def shows_participation(self) -> bool:
+        """Whether the row has the columns that say who, or how many, took part, and for how
+        long.
+        """
         return self.only is None
 
     @property
@@ -196,7 +192,9 @@ class Row:
         """Its numbers by column, without those that were not measured; lists of clients as their
         lengths.
         """
-        lists = {name: len(text.split()) for name, text in self.columns.items() if name in COUNTED}
+        lists = {
+            name: len(text.split()) for name, text in self.columns.items() if name in CLIENT_LISTS
+        }
         values = {
             name: value for name, value in self.columns.items() if name not in ("round", "reasons")
         } | lists
@@ -215,12 +213,24 @@ class Row:
         return scalars_of(self.columns)
 
 
+FIELDS = tuple(
+    field.name
+    for field in fields(Row)
+    if field.name not in ("simulated", "times", "metrics", "only")
+)
+"""Columns of every rounds.csv of which everything may be seen."""
+
+
 def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row's columns by TensorBoard's tag, see ``Row.scalars``."""
     known = {*FIELDS, *SIMULATED, *TIMES}
     values = {
         **{tag: columns[name] for tag, name in TAGS.items() if name in columns},
-        **{f"clients/{name}": len(columns[name].split()) for name in COUNTED if name in columns},
+        **{
+            f"clients/{name}": len(columns[name].split())
+            for name in CLIENT_LISTS
+            if name in columns
+        },
         **{f"test/{name}": value for name, value in columns.items() if name not in known},
     }
     return {
@@ -238,22 +248,33 @@ class Tables:
         run: RunDir,
         metrics: Iterable[str],
         *,
-        timed: bool,
+        simulated_clock: bool,
         released: Released,
     ) -> None:
-        self._run, self._timed = run, released.counted
-        more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
+        """The tables of a run, which may exist already.
+
+        metrics: names of the workload's own metrics.
+        simulated_clock: whether the run has one, and rounds.csv its columns.
+        released: the columns that may be seen.
+        """
+        self._run = run
+        self._writes_wall_time = released.counted
+        more = list(metrics)
+        if released.counted:
+            more = [*TIMES, *(SIMULATED if simulated_clock else ()), *more]
         self._rounds = Journal(run.rounds, rows_header(more, released))
         # a table of format 1 goes on without the times
-        self._times = TIMES[0] in run.columns_of_rounds([*FIELDS, *more])
+        self._has_time_columns = TIMES[0] in run.columns_of_rounds([*FIELDS, *more])
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
 
     def append(self, report: RoundReport, row: Row) -> None:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
-        self._rounds.append((row if self._times else replace(row, times=None)).line)
-        self._events_size = append_events(self._run.path, row.round, row.scalars, timed=self._timed)
+        self._rounds.append((row if self._has_time_columns else replace(row, times=None)).line)
+        self._events_size = append_events(
+            self._run.path, row.round, row.scalars, wall_time=self._writes_wall_time
+        )
 
     def append_messages(self, report: RoundReport) -> None:
         """Add only the messages: the pruning round has no row. Without messages that may be seen
@@ -262,7 +283,7 @@ class Tables:
         if lines := lines_of(report):
             self._messages.append(lines)
 
-    def marks(self) -> Mark:
+    def marks(self) -> Marks:
         """What a checkpoint holds of the tables: lengths, and the digests of the two that are read
         again.
         """
@@ -272,7 +293,7 @@ class Tables:
             "events": self._events_size,
         }
 
-    def cut(self, marks: Mark) -> None:
+    def cut(self, marks: Marks) -> None:
         """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was
         written.
         """
@@ -284,7 +305,15 @@ class Tables:
         """Cut TensorBoard's events, too, or write them again from the rows."""
         rows = [Row.parse(row) for row in self._run.read_rounds()]
         rounds = [(row.round, row.scalars) for row in rows]
-        cut_events(self._run.path, self._events_size, rounds, timed=self._timed)
+        cut_events(self._run.path, self._events_size, rounds, wall_time=self._writes_wall_time)
+
+
+def _released_columns(row: Mapping[str, str]) -> frozenset[str] | None:
+    """The columns that may be seen; None if all may. A file under trust=server has exactly these,
+    and no other file has.
+    """
+    written = frozenset(FIELDS).intersection(row)
+    return AT_SERVER.rows if written == AT_SERVER.rows else None
 
 
 def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:
@@ -310,11 +339,3 @@ def rows_header(more: Iterable[str], released: Released) -> str:
     return _csv_line(
         [*(name for name in FIELDS if released.rows is None or name in released.rows), *more]
     )
-
-
-FIELDS = tuple(
-    field.name
-    for field in fields(Row)
-    if field.name not in ("simulated", "times", "metrics", "only")
-)
-"""Columns of every rounds.csv of which everything may be seen."""

@@ -96,7 +96,7 @@ def give(name: str, workload: Workload) -> None:
 def own(name: str) -> Workload | None:
     """The workload of a user's own that has this name; None for those of fedlsg.
 
-    Raises ValueError for a reference to what is no workload, or where this process runs no code
+    Raises ValueError for a reference to what is not a workload, or where this process runs no code
     that a setting names.
     """
     if name in _GIVEN:

@@ -386,7 +386,7 @@ EXPECTED = (
 
 
 def check_form(partition: Any) -> None:
-    """Raise ValueError, with the form that works, for what is no partition; no data are read."""
+    """Raise ValueError, with the form that works, for what is not a partition; no data are read."""
     fix = ""
     if isinstance(partition, int):
         fix = f"give clients={partition} for that many"

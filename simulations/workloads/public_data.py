@@ -39,7 +39,7 @@ from fedlsg.simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
 ANYWHERE = ("hf-image", "hf-text")
-"""Workloads that are no data set by their name alone."""
+"""Workloads that are not data sets by their name alone."""
 MASK = "attention_mask"
 LEVELS, OFFSET = 100, 0.123
 """Of brightness, in which images of different ranges are compared."""

@@ -157,7 +157,7 @@ def teacher_labels(
     """The class of each input to the random teacher: a function of the model, its seed and the
     inputs.
 
-    Raises ValueError for targets that are no classes, or a model whose outputs are not one number
+    Raises ValueError for targets that are not classes, or a model whose outputs are not one number
     for each class.
     """
     classes = workload.classes("public_rows=synthetic")

@@ -277,7 +277,7 @@ def text_workload(
             name=name,
             test=splits[tests[0]],
             parquet=partial(_own_rows, name, columns, classes, form),
-            mirror=source.mirror,
+            hub_name=source.hub_name,
         ),
         synthetic={"tokens": WordDraw(form.tokenizer, len(columns.inputs), form.max_length)},
     )

@@ -149,7 +149,7 @@ class Workload:
                     f"expected a function that builds model {name!r}, got {type(build).__name__}: "
                     "a run builds the model in several processes; write model=lambda: MyModel(...)"
                 )
-        per_example_loss(self.loss)  # refuses what is no loss
+        per_example_loss(self.loss)  # refuses what is not a loss
         if not (
             self.num_classes is None or (type(self.num_classes) is int and self.num_classes > 0)
         ):
@@ -326,7 +326,7 @@ class Workload:
         return self.unit if isinstance(self.unit, str) else PERSON
 
     def _check_partition(self, train: Any) -> None:
-        """Raise ValueError for a name that is no scheme and no column of a table, before other
+        """Raise ValueError for a name that is neither a scheme nor a column, before other
         columns are read: a column of clients would be one of the inputs.
         """
         name = self.partition
@@ -351,7 +351,7 @@ class Workload:
         return {**train.columns, PERSON: persons}
 
     def _classes(self, test: Rows) -> int | None:
-        """The number of classes, None for targets that are none."""
+        """The number of classes, None for targets that are not classes."""
         loss = per_example_loss(self.loss)
         known = loss.name if isinstance(loss, PerExampleLoss) else ""
         integers = (

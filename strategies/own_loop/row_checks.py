@@ -1,7 +1,7 @@
 """Rows that a step would be charged for and then fail on: found before, and named by their number.
 
-    numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss that
-               says nothing
+    numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss
+               without a meaning
     targets    what the loss cannot take, such as a class that the outputs have not
     extremes   the largest and smallest integers, such as a token id beyond its table
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.

@@ -336,7 +336,7 @@ def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
 def guarded(batch: Callable[[Positions], Any]) -> Batch:
     """A batch function, called with one position at least, and held to one row for each position.
 
-    An example that came twice would count twice in the clipped sum. The message says nothing of the
+    An example that came twice would count twice in the clipped sum. The message does not name the
     batch's size.
     """
 
@@ -437,7 +437,7 @@ def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> N
     or other noise.
 
     Momentum of raw gradients would move the weights by them, and no ledger counts that. State that
-    a new optimizer of the class has as well (Adagrad's sums) is none.
+    a new optimizer of the class has as well (Adagrad's sums) does not count.
     """
     names = {id(p): name for name, p in parameters.items()}
     new = _as_new(optimizer)

@@ -130,7 +130,7 @@ def basis_record(basis: Basis) -> ArrayRecord:
 
 
 def read_basis(content: RecordDict) -> Tensor | None:
-    """The flat basis of a message, or None. KeyError or ValueError for a record that is none."""
+    """The flat basis of a message, or None. KeyError or ValueError for another record."""
     record = content.array_records.get("basis")
     return None if record is None else torch.from_numpy(read_array(record["flat"]))
 

@@ -122,7 +122,7 @@ class Roster:
         return self._nodes[partition] if self._nodes else self._node_of.get(partition)
 
     def client_of(self, node: int) -> int | None:
-        """The client that a node is, None while it is none."""
+        """The client that a node is, None while it is no client yet."""
         if node in self._nodes:
             return self._nodes.index(node)
         return next(

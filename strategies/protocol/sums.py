@@ -12,7 +12,7 @@ is given up: nothing is revealed, and who sent masked values stays charged.
 A trusted server draws the clients, is charged, clips, sums, adds noise. Order, which the privacy
 claim rests on: the ledger is charged and on disk, the clients are drawn, their updates arrive, and
 only the noisy sum goes on. Who took part, and how many, is known to the server alone: the report
-that leaves here (``end``) says nothing of it, and neither does an error.
+that leaves here (``end``) does not contain it, and neither does an error.
 """
 
 import hashlib
@@ -98,7 +98,7 @@ class SecureExchange(Exchange):
         self._leave_out_accused()
 
         def drop_refused() -> None:
-            for client in self._server.refused:  # what is no masked vector is no payload
+            for client in self._server.refused:  # no masked vector, so no payload
                 self.report.payloads.pop(client, None)
 
         outcome = close_sum(self._server, self._ask, masked, drop_refused)

@@ -7,7 +7,7 @@ server would wait until its timeout. Such a node has a new time of activation. T
 open messages with an error, as Flower does for a node that has left.
 
 A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never
-uploads, objects that are no message. Flower's grid pulls all replies at once, waits for the objects
+uploads, objects other than messages. Flower's grid pulls all replies at once, waits for the objects
 of each for up to two hours, and raises where one cannot be read: all of them are lost then, and the
 run ends. A few threads pull here, one by one, so that a reply whose objects are late, or never
 come, keeps no other waiting.
@@ -321,5 +321,5 @@ def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
 
 
 def unreadable(message: Message, why: str) -> Message:
-    """The error for a reply that is none."""
+    """The error for a message that is not a reply."""
     return Message(Error(code=FAILED, reason=f"its reply cannot be read: {why}"), reply_to=message)

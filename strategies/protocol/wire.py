@@ -270,7 +270,7 @@ def identity(
 
 def read_identity(content: RecordDict) -> tuple[int, int, tuple[float, float]]:
     """Partition, declared N_k, and its own epsilon and delta. ValueError, which quotes nothing,
-    for what is no identity.
+    for anything that is not an identity.
     """
     record: Mapping[str, object] = content.config_records.get("identity", {})
     partition, num_examples = record.get("partition"), record.get("num-examples")

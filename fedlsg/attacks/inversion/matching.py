@@ -235,7 +235,7 @@ def _minimum(
     attack: Matching, pixels: Pixels, energy: Energy, generator: torch.Generator, watch: Watch
 ) -> tuple[Tensor, float]:
     """One restart: the lowest point that it finds, and the objective there."""
-    spent = watch.clock()
+    time_share = watch.time_share()
     start = pixels.start(watch.restart, generator)
     energy = _smoothed(energy, attack)
     if attack.optimizer == "lbfgs":
@@ -255,7 +255,7 @@ def _minimum(
         step_size=attack.step_size * pixels.spans,
         signed=attack.optimizer == "signed-adam",
         go_on=watch.go_on,
-        spent=spent,
+        time_share=time_share,
     )
 
 

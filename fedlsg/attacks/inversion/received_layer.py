@@ -21,7 +21,7 @@ from fedlsg.carriers import Adapted
 from fedlsg.frame.forms import TANGENT
 
 NOTHING = 1e-12
-"""Below this share of the largest signal there is none: float64's rounding."""
+"""A signal below this share of the largest is rounding of float64."""
 SWEEPS = 200
 """Alternating least squares, where single entries were sent."""
 

@@ -33,12 +33,13 @@ def scaled_confidence(
 class Public:
     """phi of rows that no model was trained on, and what is public of each row before training.
 
-    target: phi under the target.
-    shadows: under each shadow.
-    first: under the public model before private training, of the public rows.
-    ``first_of_candidates``: of the candidates.
-    features: numbers by which a row may be hard, its class and that first model's outputs.
-    ``features_of_candidates``: the same of the candidates.
+    target: phi of the public rows under the target.
+    shadows: phi of the public rows under each shadow model.
+    first: phi of the public rows under the public model before private training.
+    first_of_candidates: phi of the candidates under that model.
+    features: of the public rows, what difficulty may depend on: the class and the outputs of the
+        public model.
+    features_of_candidates: the same of the candidates.
     """
 
     target: Float[np.ndarray, " public"]
@@ -51,7 +52,7 @@ class Public:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answers:
-    """phi of each candidate (``scaled_confidence``; minus the loss where that is no cross-entropy).
+    """phi of each candidate (``scaled_confidence``; minus the loss for other losses).
 
     target: under the model that is attacked.
     shadows: under models of the attacker's own.
@@ -66,12 +67,16 @@ class Answers:
     public: Public | None = None
 
     def has(self, need: Need) -> bool:
-        """Whether an attack finds what it needs."""
+        """Whether these answers hold ``need``."""
         return bool(len(self.shadows)) if need == "shadows" else self.public is not None
 
     @staticmethod
     def log_likelihood(phi: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """log p of the true class, of phi = log(p / (1 - p))."""
+        """log p of the true class, of phi = log(p / (1 - p)).
+
+        For another loss than the cross-entropy, phi is minus the loss and this is a rising function
+        of it: ranks are the same.
+        """
         return np.asarray(-np.logaddexp(0.0, -phi))
 
 

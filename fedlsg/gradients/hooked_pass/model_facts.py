@@ -92,7 +92,7 @@ class Prepared:
     """What a pass over a model in a frame needs; microbatches of a step share it.
 
     ``facts``: of the model in the state for which it was made.
-    ``norms``: its norms that are no layers.
+    ``norms``: its norms that are not layers.
     """
 
     facts: ModelFacts

@@ -46,7 +46,7 @@ class Codec(ABC):
     """One codec with its settings.
 
     wire_id: value type in the header of a payload, 1 to 255, no other codec's.
-    bytes_each: bytes of each value if the body is nothing but values of one size, else None.
+    bytes_each: bytes of each value if the body has only values of one size, else None.
     exact: values arrive as they were, so that a sum of payloads keeps every share of noise.
     goes_down: whether server updates may be sent with it.
     grid_from_noise: the grid step follows from the noise on the values.

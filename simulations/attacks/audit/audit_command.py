@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.played.coverage import not_covered
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.sample_sizes import enough_canaries
@@ -186,7 +186,7 @@ def audit_unit(
         recording = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
         verdict = judge(
-            recording.scores, recording.included, audited.claim, unit_checks(recording, setting)
+            recording.scores, recording.included, audited.claim, check_recording(recording, setting)
         )
     return verdict, count, "updates" if setting.stated.whole else "gradients", recording.paths
 

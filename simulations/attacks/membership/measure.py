@@ -4,7 +4,7 @@ with bounds.
 Several attacks are tried and the best one is reported: intervals hold for all attacks and both
 figures of the verdict together (Bonferroni), so that chance in one of them is no finding.
 phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 +
-exp(-phi)); minus the loss where that is no cross-entropy. Scores are higher for members. Everything
+exp(-phi)); minus the loss for other losses. Scores are higher for members. Everything
 is computed from ``Trained``; which examples the target has is used for scoring only.
 """
 

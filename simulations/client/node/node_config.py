@@ -170,7 +170,7 @@ def read_terms(config: Config) -> NodeConfig:
 
 
 def least_noise(config: Config) -> float:
-    """noise-multiplier-min, 0 without it. Raises TermsError for what is no number above 0."""
+    """noise-multiplier-min, 0 without it. Raises TermsError for what is not a number above 0."""
     key = "noise-multiplier-min"
     return number_of(config, key, below=math.inf) if key in config else 0.0
 

@@ -1,4 +1,4 @@
-"""Replies that are no private update: to @app.evaluate, @app.query and other handlers of an app.
+"""Replies that are not private updates: to @app.evaluate, @app.query and other handlers of an app.
 
 What such a handler returns is made of private data without noise, so no epsilon covers it. It stays
 on the node, unless the owner lets it leave by the kind of message. Each reply that leaves is then

@@ -15,7 +15,7 @@ class Choosing:
     public rows. rows: what the trials used. untouched: by the label of each method with chosen
     settings, the label of the same method without a search; its own where the search found
     nothing better.
-    Raises ValueError for a cost that is none.
+    Raises ValueError for epsilon < 0, or a delta outside [0, 1).
     """
 
     epsilon: float

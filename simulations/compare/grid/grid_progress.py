@@ -123,11 +123,11 @@ class GridDisplay:
         rounds, done = int(result.settings["rounds"]), len(result.rows)
         if done >= min(MIN_ROUNDS_DONE, rounds) or done >= MIN_SHARE_DONE * rounds:
             later = result.rows[1:] or result.rows  # the first round of a process takes longer
-            if later[0].counted:
+            if later[0].shows_participation:
                 self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
 
     def _overall(self, *, estimate: bool = True) -> None:
-        # a cell that failed says nothing about the others
+        # the time of a failed cell does not predict that of others
         seconds = self.left() if estimate else None
         done = self.finished + sum(one.share for one in self.tasks.values())
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
@@ -173,7 +173,7 @@ class GridDisplay:
         if outcome.status == "done":
             result = self._look(cell)
             text = "" if result is None else reached(result)
-            if result is not None and result.rows and result.rows[0].counted:
+            if result is not None and result.rows and result.rows[0].shows_participation:
                 self._time(cell, result)
                 spent = sum(row.seconds for row in result.rows[one.before :])
                 self.overheads.append(max(0.0, (outcome.seconds or 0.0) - spent))

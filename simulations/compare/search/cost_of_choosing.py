@@ -177,8 +177,8 @@ def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """What each run directory in ``folder`` has charged so far, finished or not; those that charged
-    nothing are none.
+    """What each run directory in ``folder`` has charged so far, finished or not, without those that
+    charged nothing.
 
     Raises ValueError (LedgerError) for a damaged ledger or config.
     """

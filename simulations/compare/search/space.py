@@ -210,7 +210,7 @@ def _from_file(path: str) -> Spec:
 def in_numbers(spec: Spec, starts: Mapping[str, Mapping[str, Any]]) -> Spec:
     """The ranges with numbers in the place of multiples, which are of each method's own start.
 
-    Raises ValueError, naming the setting, for multiples of what is no number.
+    Raises ValueError, naming the setting, for multiples of what is not a number.
     """
     found: Spec = {}
     for (of, name), text in spec.items():
@@ -248,7 +248,7 @@ def make_spaces(
 
     given: the settings that each method has anyway, by label.
     Raises ValueError, naming the setting and the fix, for one that no method has, that is not
-    chosen by accuracy, that is given elsewhere, or whose range is none.
+    chosen by accuracy, that is given elsewhere, or whose range is not valid.
     """
     labels = [entry.label for entry in entries]
     for label, name in spec:

@@ -146,7 +146,7 @@ def sum_line(plan: Plan, public: PublicState) -> str | None:
 
 
 def rho_line(plan: Plan, public: PublicState) -> str | None:
-    """rho, what it is of, and what it means; None where there is none."""
+    """rho, what it is the share of, and what it means; None without rho."""
     found = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
     if found is None:
         return None

@@ -72,7 +72,7 @@ def with_microbatch(base: SomeBase) -> SomeBase:
 
 
 def microbatch_of(base: Base) -> int:
-    """Examples of a microbatch that fit into memory; MOST_ON_CPU where the model says nothing."""
+    """Examples of a microbatch that fit into memory; MOST_ON_CPU if that is unknown."""
     try:
         most = memory_of(base).fits
     except Exception:  # the check of the model says why it does not run

@@ -57,10 +57,12 @@ def prepare(
     steps.
 
     ``loaded``: the data, where they were loaded for settings of the same ``data_key``; ``parts``:
-    of them, where this process has them. In a deployment only the public part of the workload is
-    loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
-    training rows. ``given``: settings that a user gave for this run: one of them that has no effect
-    is refused.
+    of them, where this process has them. ``given``: settings that a user gave for this run: one of
+    them that has no effect is refused.
+
+    There are three places. A simulation loads all data. In a deployment only the public part of the
+    workload is loaded: its server gives the N_k that its clients ``declared``, and a client of it
+    gives its ``own`` training rows.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -86,21 +88,24 @@ def prepare(
     filled = fill(settings, workload)
     check(filled, workload)
     if not isinstance(workload.train, NoRows):
+        # raises for loader_workers= with rows in memory
         workers_of(filled, workload.train.inputs)
     method = build_method(filled)
-    person = None if declared is not None else _persons_of(workload, filled, method)
+    person_of_row = None if declared is not None else _persons_of(workload, filled, method)
     if parts is None:
         progress(f"dealing rows to {filled.clients} clients")
         unit = unit_of(filled, method)
-        parts = [] if declared is not None else _make_parts(filled, workload, own, unit, person)
+        parts = (
+            [] if declared is not None else _make_parts(filled, workload, own, unit, person_of_row)
+        )
     if own is None and declared is None:
         filled = _with_own_budgets(filled, workload, parts, given=settings)
     if declared is not None:
         mean_size = fmean(declared)
     elif own is not None:
-        mean_size = len(workload.train) if person is None else int(person.max()) + 1
+        mean_size = len(workload.train) if person_of_row is None else int(person_of_row.max()) + 1
     else:
-        mean_size = _units_in(parts, person) / len(parts)
+        mean_size = _units_in(parts, person_of_row) / len(parts)
     check_method(filled, method, deployed=deployed)
     rate = _mean_rate(filled, mean_size)
     schedule = Schedule(
@@ -112,18 +117,18 @@ def prepare(
     last = method.server.factor(filled.rounds - 1, filled.rounds)
     # raises where local steps of the last round would diverge: a schedule may rise
     replace(local, learning_rate=local.learning_rate * last)
-    whole = resolved(filled, method, local)
-    for reason in idle(whole, method, given).values():
+    final = resolved(filled, method, local)
+    for reason in idle(final, method, given).values():
         raise ValueError(reason)
     return Base(
-        settings=whole,
+        settings=final,
         workload=workload,
         parts=parts,
         method=method,
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
-        person=person,
+        person=person_of_row,
     )
 
 
@@ -160,7 +165,7 @@ def _load(
 def _persons_of(
     workload: LoadedWorkload, s: Resolved, method: Method
 ) -> Int64[Tensor, " rows"] | None:
-    """The number of each training row's person; None where the unit is none.
+    """The number of each training row's person; None if the unit is not a person.
 
     Raises ValueError as ``persons_of``, and for another unit than the data were declared with.
     """
@@ -204,17 +209,20 @@ def _make_parts(
 
 
 def _units_in(parts: Sequence[Tensor], person: Int64[Tensor, " rows"] | None) -> int:
-    """Examples, or persons, that clients hold; rows of nobody are none."""
+    """Examples, or persons, that clients hold. Rows that no client holds are not counted."""
     if person is None:
         return sum(parts.sizes if isinstance(parts, Parts) else map(len, parts))
-    return int(person[torch.cat([part for part in parts])].unique().numel())
+    return int(person[torch.cat(list(parts))].unique().numel())
 
 
 def _with_own_budgets(
     s: Resolved, workload: LoadedWorkload, parts: Sequence[Tensor], *, given: Settings
 ) -> Resolved:
-    """The settings with the epsilons and deltas of clients by number; ``given``: what a user gave,
-    also for those that are not named. What the run says for all is the largest, where it is free.
+    """The settings with the epsilons and deltas of clients by number. ``given``: what a user gave.
+
+    An epsilon= of the user holds for clients that the file does not name. Without it, the run's
+    epsilon is the largest of the file. A delta= of the user holds for clients without one of their
+    own; the run's delta is the largest of the file where all are named and the user gave none.
     """
     s, names = with_deltas_of_file(s, workload.columns), getattr(parts, "names", None)
     if s.client_epsilons is not None:

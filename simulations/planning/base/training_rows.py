@@ -96,7 +96,7 @@ class TrainingRows:
         return len(self.parts[client]) if persons is None else persons.count
 
     def persons_of(self, client: int) -> Persons | None:
-        """The persons of a client's rows, None where the unit is none; made once a client."""
+        """The persons of a client's rows, None if the unit is not a person; made once a client."""
         if not self.unit.persons:
             return None
         assert self.person is not None, "rows of a unit of persons have their numbers"

@@ -93,7 +93,7 @@ def _check_stored(split: Split, rows: Tensor, what: str, *, is_transformed: bool
 
 
 def _stored(split: Split, rows: Tensor) -> Any:
-    """Stored rows as a tensor, or tensors by name; columns that are no numbers are left out."""
+    """Stored rows as a tensor, or tensors by name; columns that are not numbers are left out."""
     stored = split.inputs[rows.numpy()]
     columns = stored.items() if isinstance(stored, Mapping) else [("", stored)]
     tensors = {

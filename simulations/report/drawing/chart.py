@@ -21,9 +21,9 @@ GUESSING = "guessing"
 PREDICT_THE_MEAN = "predicting the mean"
 REFERENCES = (GUESSING, PREDICT_THE_MEAN)
 """What every model has to be better than: the last entry of a legend."""
-DESCRIBED = 12
+MAX_DESCRIBED_SERIES = 12
 """Series of a chart that its words describe."""
-LETTERS = 60
+LETTERS_ACROSS = 60
 """Letters that fit below a chart."""
 MAX_DRAWN_NUMBER = 1e100
 """Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with
@@ -35,8 +35,12 @@ DASHES = {"-": (), "--": (6, 3), ":": (2, 3), "-.": (7, 3, 2, 3)}
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis. ticks: (place, name) in place of numbers, all of them. low, high: where it ends, if
-    not at the data.
+    """One axis.
+
+    ticks: (place, name) in place of numbers, all of them.
+    low, high: where it ends, if not at the data.
+    whole: ticks are whole numbers only.
+    down: numbers grow downwards.
     """
 
     label: str = ""
@@ -47,7 +51,6 @@ class Axis:
     high: float | None = None
     whole: bool = False
     down: bool = False
-    """Numbers grow downwards."""
 
 
 class Point(NamedTuple):
@@ -66,11 +69,16 @@ class Series:
     """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
     up at ``x``.
 
+    name: in the legend; an empty name is not there.
     low, high: ends of error bars, or of a band around ``y``.
-    left, right: ends of error bars across. Bars of one chart are stacked.
+    left, right: ends of error bars across.
+    kind: bars of one chart are stacked.
+    marker: matplotlib's name of the points' marker, see ``OUTLINES``; empty: none.
+    filled: markers are filled with the colour, not with white.
+    line: points are joined.
+    steps: joined by a staircase that changes after each point.
+    words: one text for each point, shown next to its numbers.
     direct: a reference has its name on its line, not in the legend.
-    line: whether points are joined.
-    words: what a reader of a point is told next to its numbers. An empty name is not in the legend.
     """
 
     name: str = ""
@@ -142,7 +150,7 @@ class Chart:
         return any(one.kind == "bar" for one in self.series)
 
     @property
-    def said(self) -> str:
+    def empty_note(self) -> str:
         """The note, if no line has a point."""
         drawn = any(is_number(y) for one in self.series if one.kind == "line" for y in one.y)
         return "" if drawn else self.note
@@ -214,8 +222,9 @@ def level(
 def spaced(
     ticks: Sequence[tuple[float, str]], *, log: bool = False
 ) -> tuple[tuple[float, str], ...]:
-    """Ticks in ascending order without those whose names would cover the one before; the last one
-    stays.
+    """Ticks in ascending order, without those whose label would cover the next one that is kept.
+
+    The last tick is always kept.
     """
     if not ticks:
         return ()
@@ -224,19 +233,21 @@ def spaced(
     kept: list[int] = []
     for index in reversed(range(len(ticks))):
         longest = max(len(line) for line in ticks[index][1].split("\n"))
-        if not kept or (places[kept[-1]] - places[index]) / across > (longest + 1) / LETTERS:
+        if not kept or (places[kept[-1]] - places[index]) / across > (longest + 1) / LETTERS_ACROSS:
             kept.append(index)
     return tuple(ticks[index] for index in reversed(kept))
 
 
-def keys(charts: Iterable[Chart]) -> tuple[Series, ...]:
+def legend_of(charts: Iterable[Chart]) -> tuple[Series, ...]:
     """The legend of some charts: the first series of each name, in the order of drawing, the
     reference last.
     """
-    found: dict[str, Series] = {}
-    for one in (one for chart in charts for one in chart.series if one.name and not one.direct):
-        found.setdefault(one.name, one)
-    return tuple(sorted(found.values(), key=lambda one: one.name in REFERENCES))
+    entries: dict[str, Series] = {}
+    for chart in charts:
+        for series in chart.series:
+            if series.name and not series.direct:
+                entries.setdefault(series.name, series)
+    return tuple(sorted(entries.values(), key=lambda entry: entry.name in REFERENCES))
 
 
 def share_names(charts: Sequence[Chart]) -> bool:
@@ -252,25 +263,25 @@ def describe(chart: Chart) -> str:
     """What a chart shows, for a reader who cannot see it: the first and the last point of each
     series.
     """
-    said = [
+    axes = [
         f"Across: {chart.x.label}." if chart.x.label else "",
         f"Up: {chart.y.label or chart.title}.",
     ]
-    said += [_ends(one, chart) for one in chart.series[:DESCRIBED]]
-    return " ".join(part for part in (*said, chart.note) if part)
+    ends = [_ends(one, chart) for one in chart.series[:MAX_DESCRIBED_SERIES]]
+    return " ".join(part for part in (*axes, *ends, chart.note) if part)
 
 
 def _ends(one: Series, chart: Chart) -> str:
-    called = f"{one.name}: " if one.name else ""
+    prefix = f"{one.name}: " if one.name else ""
     if one.place is not None:
-        return f"{called or 'a line: '}{one.place:.4g}."
+        return f"{prefix or 'a line: '}{one.place:.4g}."
     points = one.points
     if not points:
         return ""
     first, last = (
         f"{_place(p.y, chart.y)} at {_place(p.x, chart.x)}" for p in (points[0], points[-1])
     )
-    return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
+    return f"{prefix}{first}." if first == last else f"{prefix}from {first} to {last}."
 
 
 def _place(value: Any, axis: Axis) -> str:
@@ -292,6 +303,7 @@ def digits(low: float, high: float) -> tuple[int, ...]:
 
 def short_bytes(value: float, _: Any = None) -> str:
     """1500000 -> "1.5 MB"."""
+    # matplotlib's formatter passes a position, too
     for unit in ("B", "kB", "MB"):
         if abs(value) < 1000:
             return f"{value:g} {unit}"
@@ -299,10 +311,15 @@ def short_bytes(value: float, _: Any = None) -> str:
     return f"{value:g} GB"
 
 
+DEFAULT_AXIS, DEFAULT_SERIES = Axis(), Series()
+
+
 def chart_data(chart: Chart) -> dict[str, Any]:
     """The chart for the script of a page, for JSON: what differs from the defaults."""
-    axes = {name: _given(axis, AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}
-    series = [_given(one, SERIES) | {"dash": list(DASHES[one.dashes])} for one in chart.series]
+    axes = {name: _given(axis, DEFAULT_AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}
+    series = [
+        _given(one, DEFAULT_SERIES) | {"dash": list(DASHES[one.dashes])} for one in chart.series
+    ]
     return {
         "title": chart.title,
         "height": chart.height,
@@ -310,9 +327,6 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         **axes,
         "series": series,
     }
-
-
-AXIS, SERIES = Axis(), Series()
 
 
 def _given(one: Axis | Series, plain: Axis | Series) -> dict[str, Any]:

@@ -179,8 +179,8 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     if chart.y.label:
         place = f"translate({TEXT - left} {y.size / 2}) rotate(-90)"
         yield f'<g transform="{place}">{_words(chart.y.label, 0, 0, "middle", WORDS)}</g>'
-    if chart.said:
-        yield _words(chart.said, x.size / 2, y.size * 0.6, "middle", ALARM)
+    if chart.empty_note:
+        yield _words(chart.empty_note, x.size / 2, y.size * 0.6, "middle", ALARM)
 
 
 def _series(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:

@@ -2,6 +2,7 @@
 split shows.
 
 Rows are those of clients.csv, or ``by_client`` of summary.json, the worst client first.
+Their keys are declared in storage/results.py and made in server/client_rows.py.
 """
 
 import math
@@ -60,13 +61,21 @@ def client_table(rows: Rows, most: int, title: str = "") -> Table:
 
 
 def _left_words(left: float) -> str:
-    """Rounded down: what calibration leaves is nothing that a round could spend."""
+    """Epsilon left, rounded down to 3 places: the tiny rest that calibration leaves shows as 0,
+    because no round fits into it.
+    """
     return f"{math.floor(1000 * left) / 1000:g}"
 
 
 def name_in(row: Record) -> str:
     """What a row calls its client."""
     return str(row.get("name", row["client"]))
+
+
+def _tick_name(row: Record) -> str:
+    """The name below a client's bar, cut to LETTERS."""
+    name = printable(name_in(row))
+    return f"{name[: LETTERS - 1]}…" if len(name) > LETTERS else name
 
 
 def client_parts(rows: Rows, chance: float | None) -> list[Part]:
@@ -102,18 +111,15 @@ def _chart(
     more: tuple[Series, ...] = (),
 ) -> Chart:
     """A bar for each client, or a line over many."""
-    many, places = len(rows) > BARS, [float(place) for place in range(1, len(rows) + 1)]
+    many = len(rows) > BARS
+    places = [float(place) for place in range(1, len(rows) + 1)]
     if many:
         x = Axis(label="clients, the worst first", whole=True)
     else:
-        named = [
-            (place, f"{name[: LETTERS - 1]}…" if len(name) > LETTERS else name)
-            for place, row in zip(places, rows, strict=True)
-            for name in [printable(name_in(row))]
-        ]
+        ticks = [(place, _tick_name(row)) for place, row in zip(places, rows, strict=True)]
         x = Axis(
             label="client, the worst first",
-            ticks=spaced(named) if len(rows) > 1 else tuple(named),
+            ticks=spaced(ticks) if len(rows) > 1 else tuple(ticks),
             low=0.4,
             high=len(rows) + 0.6,
         )

@@ -14,7 +14,7 @@ SHOWN = 20
 
 
 def data_facts(result: Result) -> dict[str, str]:
-    """Facts by their names; empty for a run that says nothing of its data."""
+    """Facts by their names; empty for a run that records none."""
     data, rows = result.summary.get("data", {}), result.start.get("rows", {})
     files = rows.get("files", ())
     facts = {

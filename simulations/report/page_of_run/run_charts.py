@@ -129,7 +129,9 @@ def costs(result: Result) -> Charts:
     found = []
     if all(math.isfinite(row.epsilon_max) for row in rows):
         found.append(_against_epsilon(result, curve, [row.epsilon_max for row in rows]))
-    if all(row.counted for row in result.rows) and any(row.uplink_bytes for row in result.rows):
+    if all(row.shows_participation for row in result.rows) and any(
+        row.uplink_bytes for row in result.rows
+    ):
         found.append(_against_bytes(result.rows, curve))
     return tuple(found)
 
@@ -182,7 +184,7 @@ def clients(result: Result) -> Charts:
     ones replied in every round, or counts may not be seen.
     """
     rows = result.rows
-    if not rows or not all(row.counted for row in rows):
+    if not rows or not all(row.shows_participation for row in rows):
         return ()
     timed = SIMULATED if any(row.simulated for row in rows) else ()
     counts = {

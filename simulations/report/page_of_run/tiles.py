@@ -191,7 +191,7 @@ def cost_tiles(result: Result) -> list[Tile]:
     them to itself.
     """
     summary, rows, tiles = result.summary, result.rows, list[Tile]()
-    for name, way in WAYS.items() if rows and all(row.counted for row in rows) else ():
+    for name, way in WAYS.items() if rows and all(row.shows_participation for row in rows) else ():
         sent, dense = summary.get(f"{way}_bytes"), summary.get(f"{way}_bytes_dense")
         if sent is not None and dense is not None:
             note = against_dense(float(dense), sent) + wire_words(summary, way)

@@ -19,13 +19,13 @@ from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_er
 from fedlsg.user_code import is_reference
 
 ENOUGH = 8
-"""Evaluated rounds below which a curve says nothing of its end."""
+"""With fewer evaluated rounds, a curve does not show how it ends."""
 PART = 4
 """The end of a curve is one part in so many, as is the stretch before it."""
 CLEAR = 2.0
 """Standard errors of a difference between two stretches that count as a change."""
 SMALL = 0.03
-"""A change of less than this share of the value is none."""
+"""A change of less than this share of the value counts as no change."""
 BEST = 0.995
 """Accuracy from which on nothing is left to gain."""
 FEWER_BYTES = 1.05
@@ -136,7 +136,7 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
     losses = () if loss is None else loss.values
     if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
         yield "Away from guessing", f"{line[:1].upper()}{line[1:]}."
-    else:  # the curve of a run that guesses says nothing
+    else:  # the curve of a run that guesses shows no trend
         yield from _sends_more(result, against)
         yield from () if loss is None else _of_the_end(result, loss)
         yield from _peak(result)

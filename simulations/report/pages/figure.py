@@ -22,7 +22,7 @@ from fedlsg.simulations.report.drawing.chart import (
     describe,
     digits,
     is_number,
-    keys,
+    legend_of,
     share_names,
     short_bytes,
 )
@@ -124,7 +124,7 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
     shared = share_names(charts)
     across = min(columns, len(charts))
     size = (WIDE_INCHES if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
-    legend = keys(charts) if shared else ()
+    legend = legend_of(charts) if shared else ()
     entries = max(1, round(across * size[0] / ENTRY))
     figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))
     for axes, chart in zip(panels, charts, strict=True):
@@ -154,8 +154,8 @@ def draw_chart(axes: "Axes", chart: Chart) -> None:
         _draw(axes, one, points)
     if chart.has_bars:
         axes.grid(visible=False, axis="x")
-    if chart.said:
-        axes.text(0.5, 0.4, chart.said, ha="center", transform=axes.transAxes, color=ALARM)
+    if chart.empty_note:
+        axes.text(0.5, 0.4, chart.empty_note, ha="center", transform=axes.transAxes, color=ALARM)
     for name, axis in (("x", chart.x), ("y", chart.y)):
         _scale(axes, name, axis)
     axes.set_xlabel("\n".join(filter(None, (chart.x.label, chart.spread))))
@@ -245,13 +245,13 @@ def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> D
             size=drawn[1],
             title=chart.title,
             words=describe(chart),
-            legend=() if shared else keys([chart]),
+            legend=() if shared else legend_of([chart]),
         )
         for chart in charts
     ]
     return Drawing(
         panels=tuple(panels),
-        legend=keys(charts) if shared else (),
+        legend=legend_of(charts) if shared else (),
         caption=caption,
         columns=across,
         data=script_json([chart_data(chart) for chart in charts]),

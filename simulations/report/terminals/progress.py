@@ -264,7 +264,9 @@ class RoundDisplay:
         known = self.accuracy is not None or self.loss is None
         reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
         sent = (
-            (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}") if row.counted else ()
+            (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
+            if row.shows_participation
+            else ()
         )
         facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent]
         if row.simulated is not None:

@@ -40,7 +40,7 @@ UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base", "resnet-50"})
 GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")
 
 FACTS = frozenset({"where", "accuracy", "spread", "aliases", "suffix", "notes"})
-"""Columns that are no settings."""
+"""Columns that are not settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

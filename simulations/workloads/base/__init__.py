@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """A progress callback that says nothing."""
+    """A progress callback that reports nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Options:
     A loader refuses, naming the setting, what it does not use; every workload uses what is in
     EVERYWHERE.
     Raises ValueError, naming setting and fix, for settings of features that do not fit together,
-    and for what is no colour.
+    and for anything that is not a colour.
     """
 
     model: str | None = None
@@ -218,7 +218,7 @@ class LoadedWorkload:
         by name (N,).
     test_columns: the same of the rows of ``test``, by which they are split over the clients.
     unit: the column of persons that the data were declared with; "": none.
-    parts: the clients that the data bring, for partition=given; rows of nobody are not trained on.
+    parts: the clients that the data bring, for partition=given; rows without a client are not used.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its
         data.
     method_defaults: what differs from it for a method, by method and setting.
@@ -368,7 +368,7 @@ class Normalised:
 def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     """The workload with inputs of mean 0 and deviation 1 over its public test rows.
 
-    Raises ValueError for inputs that are no floating-point tensor of shape (B, columns) or (B,
+    Raises ValueError for inputs that are not a floating-point tensor of shape (B, columns) or (B,
     channels, ...).
     """
     test = workload.test

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 MASK = "attention_mask"
-"""0 in it marks padding of texts, which is no part of a row."""
+"""0 in it marks padding of texts, which is not a part of a row."""
 
 
 def is_known(stored: Any) -> bool:

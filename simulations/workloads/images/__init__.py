@@ -148,7 +148,7 @@ class ImageSet:
             augment=self.augment if side > PAD else None,
             defaults=self.defaults,
             method_defaults=self.method_defaults,
-            read=OwnRows(name=self.name, test=test, parquet=own_rows, mirror=found.mirror),
+            read=OwnRows(name=self.name, test=test, parquet=own_rows, hub_name=found.hub_name),
             synthetic=image_draws(pixels),
             pixels=pixels,
             places=() if found.folder is None else (found.folder,),

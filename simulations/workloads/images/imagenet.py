@@ -146,7 +146,7 @@ def _rows(
     taken: Taken,
 ) -> Split:
     """Images of a folder by class. Raises ValueError for a class that ``classes``, which are
-    ``whose``, have not, and for a file that is no JPEG of which something would be lost.
+    ``whose``, have not, and for a file that is not a JPEG of which something would be lost.
     """
     if unknown := sorted(set(files) - set(classes)):
         raise ValueError(

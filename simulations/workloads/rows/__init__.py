@@ -152,7 +152,7 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
 
 def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError
-    for what is none.
+    for a value that torch cannot convert to one.
     """
     # of pandas and pyarrow; torch warns
     if isinstance(value, np.ndarray) and not value.flags.writeable:
@@ -323,7 +323,7 @@ DISTANCES = (
 
 
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
-    """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot
+    """Raise ValueError for targets that are not numbers, or that a loss of torch for classes cannot
     take.
     """
     targets = rows.targets

@@ -247,7 +247,7 @@ def checked_texts(
     place: str,
 ) -> Texts:
     """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no
-    text, a label that is no integer. The caller checks the range of the labels with
+    text, a label that is not an integer. The caller checks the range of the labels with
     ``check_text_labels``."""
     labels = values[columns.label]
     if not len(labels):
@@ -306,13 +306,13 @@ class OwnRows:
 
     test: public rows, whose form is wanted.
     parquet: reads such files, given the cache folder; None where rows are arrays.
-    mirror: name and subset of the set, in whose layout of the hub a folder may be.
+    hub_name: name and subset of the set, in whose layout of the hub a folder may be.
     """
 
     name: str
     test: Split
     parquet: Callable[[Sequence[Path], Path], Split] | None = None
-    mirror: tuple[str, str | None] | None = None
+    hub_name: tuple[str, str | None] | None = None
 
     def __call__(self, path: Path, cache: Path) -> Split:
         """Raises ValueError or OSError for any other file, or for rows that are not in the
@@ -327,8 +327,8 @@ class OwnRows:
             )
         if self.parquet is None:
             raise ValueError(f"workload {self.name} reads .npz files, not {path}")
-        if whole and self.mirror is not None and "train" not in split_names(path):
-            path = find_folder(*self.mirror, data_dir=path) or path
+        if whole and self.hub_name is not None and "train" not in split_names(path):
+            path = find_folder(*self.hub_name, data_dir=path) or path
         return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
 
     def _arrays(self, path: Path) -> Split:

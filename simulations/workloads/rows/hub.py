@@ -34,14 +34,14 @@ class HubSet:
     place: where it is, for error messages.
     digest: from names of columns to a text that depends on their whole content, for caches.
     folder: where its files are; None if the ``datasets`` library has them.
-    mirror: name and subset of the set on the hub; None for files that are named by their paths.
+    hub_name: name and subset of the set on the hub; None for files that are named by their paths.
     """
 
     splits: Mapping[str, Sequence[Part]]
     place: str
     digest: Callable[[Sequence[str]], str]
     folder: Path | None = None
-    mirror: tuple[str, str | None] | None = None
+    hub_name: tuple[str, str | None] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -60,21 +60,23 @@ def find_set(
     """The set that ``options`` name.
 
     splits: the set's own name of each split, by ours.
-    published: whether the set's layout on the hub is known: shards in a folder for each subset.
+    published: whether the set's layout on the hub is known: shards in a folder for each subset, so
+        that ``options`` have to name one.
     Raises what ``find_folder``, ``find_splits`` and ``load_from_hub`` raise.
     """
     dataset, subset = options.dataset, options.subset
-    assert dataset is not None
+    assert dataset is not None, "a rule of dataset= wants it"
     names = tuple(splits.values())
     folder = find_folder(dataset, subset, data_dir=data_dir)
     if folder is None and published:
-        folder = _download(dataset, str(subset), names)
+        assert subset is not None, "published sets have a folder for each subset"
+        folder = _download(dataset, subset, names)
     if folder is None:
         found = set_of_library(dataset, load_from_hub(dataset, subset, names), splits)
     else:
         files = find_splits(folder, names)
         found = set_of_files({name: files[split] for name, split in splits.items()}, folder)
-    return replace(found, mirror=(dataset, subset))
+    return replace(found, hub_name=(dataset, subset))
 
 
 def set_of_files(files: Mapping[str, Sequence[Path]], folder: Path | None = None) -> HubSet:

@@ -58,7 +58,7 @@ class ImageFolder:
     """Images of a folder, by their paths in it: nothing of them is read.
 
     names: in the order of the first folders of their paths. listed: all of the folder, of which
-    names may be a part. folders: the first folders. others: files in these that are no images.
+    names may be a part. folders: the first folders. others: files in these that are not images.
     """
 
     path: Path

@@ -7,7 +7,7 @@ from typing import Any
 from fedlsg.simulations.workloads.rows.columns import is_table
 
 SPLITS = frozenset({"train", "test", "validation", "valid", "val", "dev"})
-"""Keys of a dict of tables that is no dict of clients."""
+"""Keys of a dict of tables that is not a dict of clients."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 

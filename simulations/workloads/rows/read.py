@@ -357,7 +357,7 @@ def _several_kinds(values: Mapping[str, np.ndarray], numbers: Sequence[str], wha
 
 
 def _first_text(array: np.ndarray) -> str:
-    """The first of some things that is no number, with its row."""
+    """The first of some things that is not a number, with its row."""
     for row, item in enumerate(array):
         try:
             float(item)

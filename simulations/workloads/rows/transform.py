@@ -237,7 +237,7 @@ def prefers_texts(
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name. Raises ValueError for inputs that are none."""
+    """Tensors by name. Raises ValueError for other inputs."""
     for name, value in inputs.items() if hasattr(inputs, "items") else [("inputs", inputs)]:
         if not isinstance(value, Tensor):
             raise ValueError(

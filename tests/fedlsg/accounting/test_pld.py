@@ -198,7 +198,7 @@ def test_losses_that_are_rounded_down_are_caught(monkeypatch):
         first, log_mass = right(q, sigma, reach, width, most)
         return first - 1, log_mass
 
-    monkeypatch.setattr(tilt, "rounded", down)
+    monkeypatch.setattr(tilt, "rounded_step", down)
     assert not holds()
 
 
@@ -211,7 +211,7 @@ def test_masses_next_to_their_loss_without_spreading_are_caught(monkeypatch):
         r = np.floor((first + np.arange(len(log_mass))) / 8).astype(int)
         return int(r[0]), np.log(np.bincount(r - r[0], np.exp(log_mass)) + 1e-300)
 
-    monkeypatch.setattr(tilt, "rounded", lower_end)
+    monkeypatch.setattr(tilt, "rounded_step", lower_end)
     assert not holds()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.distances import DISTANCES, Distance
+from fedlsg.attacks.distances import DISTANCES, Distance, cosine
 
 RECEIVED = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -26,6 +26,23 @@ def keeps_its_promise(distance: Distance) -> bool:
         and bool(from_nothing.isfinite())
         and bool(gradient.isfinite().all())
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_cosine_of_a_zero_update_is_a_half_and_its_gradient_is_finite_towards_the_target(dtype):
+    received = RECEIVED.to(dtype)
+    sent = torch.zeros_like(received).requires_grad_()
+    distance = cosine(sent, received)
+    assert distance.item() == pytest.approx(0.5, rel=1e-6)
+    (gradient,) = torch.autograd.grad(distance, sent)
+    tiny = torch.finfo(dtype).tiny ** 0.5
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(gradient * tiny, -received / received.norm())
+
+
+def test_the_cosine_of_a_right_angle_is_one():
+    across = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    assert cosine(across, torch.tensor([3.0, 0.0], dtype=torch.float64)).item() == 1.0
 
 
 @pytest.mark.parametrize("name", DISTANCES)

@@ -7,7 +7,7 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.accounting.certified import epsilon as epsilon_of
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.played.plants import planted
 from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.stated import Stated
@@ -160,7 +160,7 @@ def audit(
 
 def verdict(made: AuditSetting, seen: Recording) -> Verdict:
     """The judgement of what was recorded."""
-    return judge(seen.scores, seen.included, stated_claim(made.stated), unit_checks(seen, made))
+    return judge(seen.scores, seen.included, stated_claim(made.stated), check_recording(seen, made))
 
 
 def same(first: Recording, second: Recording) -> bool:
@@ -169,5 +169,5 @@ def same(first: Recording, second: Recording) -> bool:
         (first.scores == second.scores).all() and (first.included == second.included).all()
     ) and all(
         torch.equal(torch.from_numpy(a), torch.from_numpy(b))
-        for a, b in zip(first.silent.values(), second.silent.values(), strict=True)
+        for a, b in zip(first.silent_outputs.values(), second.silent_outputs.values(), strict=True)
     )

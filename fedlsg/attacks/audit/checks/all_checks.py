@@ -17,38 +17,47 @@ from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.unit_mode import Recording
 
 
-def unit_checks(recording: Recording, setting: AuditSetting) -> tuple[Check, ...]:
-    """What was recorded, held to what ``setting.stated`` lets it be."""
+def check_recording(recording: Recording, setting: AuditSetting) -> tuple[Check, ...]:
+    """Every check of a recording against the claims of its setting, in the order of the report."""
     claim = unit_claim(recording, setting)
     checks = [
         check_canaries(recording.moves, recording.included, claim, rounds=setting.rounds),
         check_equal_units(
-            recording.alike,
-            recording.alike_gradient,
+            recording.equal_unit_outputs,
+            recording.equal_unit_gradient,
             claim,
             units=recording.units,
             sensitivity=setting.sensitivity,
         ),
-        *noise_checks(recording.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
+        *noise_checks(
+            recording.silent_outputs, kept=setting.frame.kept, noise_std=setting.noise_std
+        ),
     ]
     if setting.sums is None:  # those of a secure sum are whole numbers
-        checks.append(check_digits(recording.silent))
+        checks.append(check_digits(recording.silent_outputs))
     checks += grid_checks(recording.grid, noise_std=setting.noise_std)
     for game in recording.games:
         checks += game_checks(game, claim)
     checks += pass_checks(recording.games, setting)
     if recording.count is not None:
-        checks += count_checks(recording.silent, recording.count, setting)
+        checks += count_checks(recording.silent_outputs, recording.count, setting)
     return tuple(checks)
 
 
 def unit_claim(recording: Recording, setting: AuditSetting) -> UnitClaim:
-    """The claim of the setting, at the noise that outputs have: more of it is no breach."""
-    measured = math.sqrt(
-        max(float(np.square(rows, dtype=np.float64).mean()) for rows in recording.silent.values())
+    """The claim, with the larger of claimed and measured noise.
+
+    An output with more noise than claimed must not fail the checks of sensitivity. The measured
+    standard deviation is the largest of the silent units.
+    """
+    measured_std = math.sqrt(
+        max(
+            float(np.square(rows, dtype=np.float64).mean())
+            for rows in recording.silent_outputs.values()
+        )
     )
     return UnitClaim(
         sample_rate=setting.stated.sample_rate,
-        noise=max(setting.noise_std, measured) / setting.sensitivity,
+        noise=max(setting.noise_std, measured_std) / setting.sensitivity,
         weights=setting.weights,
     )

@@ -5,8 +5,8 @@ from jaxtyping import Float
 
 from fedlsg.attacks.audit.checks.check import UnitClaim
 
-SLOPES = np.linspace(0.05, 12.0, 240)
-"""Of the exponentials that ``movement_log_p`` tries, in 1 / standard error."""
+THETAS = np.linspace(0.05, 12.0, 240)
+"""Values of theta that ``movement_log_p`` tries, in units of 1 / standard error."""
 
 
 def movement_log_p(
@@ -15,20 +15,24 @@ def movement_log_p(
     claim: UnitClaim,
     noise_variance: float | Float[np.ndarray, " k"],
 ) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k"]]:
-    """Log of a bound on the probability to move so far if the claim is true; and the standard
-    error.
+    """Log of a Chernoff bound on P(movement >= moved) under the claim; and the standard error.
 
-    Chernoff: the sum of Bernoulli draws and normal noise has known moments, and each of ``SLOPES``
-    gives a bound, of which the least is taken. It holds for any number of units, rounds and rate.
-    moved: how far units moved an output, over what they add in the mean.
+    With q the sample rate, s_j the claim's shares and v the variance of the noise, the bound is
+
+        min over theta of  draws sum_j log(1 - q + q e^(theta s_j / draws)) + theta^2 v / 2
+                           - theta moved
+
+    Each theta gives a bound, so it holds for any number of units, rounds and rate.
+    moved: how far units moved an output, in units of their mean addition, so that 1 is expected.
     draws: units times rounds, in each of which a unit takes part with probability q.
-    noise_variance: of ``moved``.
+    noise_variance: v, of ``moved``.
     """
     q, shares = claim.sample_rate, claim.shares
     error = np.sqrt(np.asarray(noise_variance + claim.draw_variance / draws))
-    t = SLOPES / error[..., None]
-    absent = np.log1p(-q) if q < 1 else -np.inf
-    slopes = t[..., None] * shares / draws
-    moments = np.logaddexp(absent, np.log(q) + slopes).sum(-1)
-    variance, moved = np.asarray(noise_variance)[..., None], np.asarray(moved)[..., None]
-    return (draws * moments + t**2 * variance / 2 - t * moved).min(-1), error
+    theta = THETAS / error[..., None]
+    log_absent = np.log1p(-q) if q < 1 else -np.inf
+    exponents = theta[..., None] * shares / draws
+    log_mgf = np.logaddexp(log_absent, np.log(q) + exponents).sum(-1)
+    variance = np.asarray(noise_variance)[..., None]
+    log_p = draws * log_mgf + theta**2 * variance / 2 - theta * np.asarray(moved)[..., None]
+    return log_p.min(-1), error

@@ -113,7 +113,7 @@ def check_every_coordinate(rows: Outputs) -> Check:
 def check_deviation(name: str, rows: Outputs) -> Check:
     """The deviation over all values of one client, not significantly below the claimed one.
 
-    More noise than claimed is no breach of privacy and passes; the text shows it.
+    More noise than claimed does not weaken privacy and passes; the text shows it.
     """
     squares, count = float(np.square(rows).sum()), rows.size
     low, high = np.sqrt(squares / chi2.isf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], count))

@@ -61,7 +61,7 @@ DRAWN_NUMBERS, DRAWN_BY_SERVER = 2**21, 200
 PASS_CLIENTS, IN_PASS, NORMS_IN_PASS = 4, 20, (1.5, 10.0)
 """Clients that share a pass, the expected batch of small ones, and norms of the units of one."""
 COUNTS_OF_NOBODY, COUNTED_UNITS = 256, 64
-"""Releases of the noisy count of nobody; units that it counts in others."""
+"""Releases of the noisy count without units; units that it counts in others."""
 Tick = Callable[[], None]
 
 

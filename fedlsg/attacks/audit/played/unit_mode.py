@@ -50,15 +50,15 @@ ALIKE_ROUNDS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What the outputs say of each canary, which are ``included``, and the outputs of silent units
-    by name.
+    """What the outputs say of each canary, and the outputs of silent units by name.
 
+    included: (m,) which canaries were in.
     scores: (m,) higher for canaries that were in.
     moves: (m,) how far the outputs went along the canary, over what a canary that is in may add on
         average: 1 is expected of those in and 0 of those out.
     grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
-    alike: outputs in which ``units`` equal units took part, at the sample rate.
-    alike_gradient: the clipped gradient of one.
+    equal_unit_outputs: outputs in which ``units`` equal units took part, at the sample rate.
+    equal_unit_gradient: the clipped gradient of one of them.
     games, count: of ``games``.
     paths: how often each path ran (``coverage``).
     """
@@ -66,10 +66,10 @@ class Recording:
     scores: Float[np.ndarray, " m"]
     moves: Float[np.ndarray, " m"]
     included: Bool[np.ndarray, " m"]
-    silent: dict[str, Float[np.ndarray, "rounds kept"]]
+    silent_outputs: dict[str, Float[np.ndarray, "rounds kept"]]
     grid: dict[str, Float[np.ndarray, "rounds kept"]]
-    alike: Float[np.ndarray, "rounds kept"]
-    alike_gradient: Float[np.ndarray, " kept"]
+    equal_unit_outputs: Float[np.ndarray, "rounds kept"]
+    equal_unit_gradient: Float[np.ndarray, " kept"]
     units: int
     games: tuple[Game, ...]
     count: Count | None
@@ -149,11 +149,11 @@ def _record(
         scores=scores,
         moves=moves,
         included=chosen,
-        silent=silent,
+        silent_outputs=silent,
         grid=grid,
-        alike=alike.numpy(),
+        equal_unit_outputs=alike.numpy(),
         units=units,
-        alike_gradient=canary.clipped[0].numpy(),
+        equal_unit_gradient=canary.clipped[0].numpy(),
         games=played,
         count=counts_of(setting, seed, tick),
         paths=paths,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.checks.check import UnitClaim
 from fedlsg.attacks.audit.checks.count_checks import count_checks
 from fedlsg.attacks.audit.checks.noise_checks import pass_checks
@@ -130,7 +130,7 @@ def test_all_games_of_correct_code_accuse_nobody(mode):
     made = in_named(mode)
     for seed in range(5):
         seen = record(made, 10, seed=seed)
-        assert [check.name for check in unit_checks(seen, made) if not check.passed] == []
+        assert [check.name for check in check_recording(seen, made) if not check.passed] == []
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_whole_audit_finds_every_plant(plant):
     made = in_named(mode)
     with planted(plant, clients=made.stated.members):
         seen = record(made, 10, seed=0)
-    assert any(not check.passed for check in unit_checks(seen, made))
+    assert any(not check.passed for check in check_recording(seen, made))
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_without_games_it_is_missed(mode, plant):
     made = in_named(mode)
     with planted(plant, clients=made.stated.members):
         seen = record(made, 10, seed=0, games=())
-    assert [check.name for check in unit_checks(seen, made) if not check.passed] == []
+    assert [check.name for check in check_recording(seen, made) if not check.passed] == []
 
 
 @pytest.mark.thinned(1)

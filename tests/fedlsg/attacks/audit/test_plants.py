@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlsg.attacks.audit.checks.all_checks import unit_checks
+from fedlsg.attacks.audit.checks.all_checks import check_recording
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.unit_mode import record
@@ -32,7 +32,7 @@ def failed(made: AuditSetting, plant: str | None = None, seed: int = 0) -> set[s
     """The checks that fail; the bounds take longer, and are weaker."""
     with planted(plant, clients=made.stated.members):
         seen = record(made, 10, seed=seed, games=())
-    return {check.name for check in unit_checks(seen, made) if not check.passed}
+    return {check.name for check in check_recording(seen, made) if not check.passed}
 
 
 FITTING = [
