@@ -1,10 +1,12 @@
 """Digests of all numbers of tensors, by which weights that were trained are recognised.
 
-A digest is the hash of sums: of each block of ``BLOCK`` words, times odd public factors, modulo
-2^64; a word is two numbers of 32 bits. A single word that changes always changes its sum, for an
-odd factor has an inverse; several that change go unseen with a chance of about 2^-64. The sums are
-made where the numbers are, at the speed of memory: a GPU sends the sums alone. Anybody can make
-numbers of a given digest: it recognises, and proves nothing.
+A digest is the hash of sums: of each block of ``BLOCK`` words, and of their upper halves, times
+odd public factors, modulo 2^64; a word is two numbers of 32 bits. A single word that changes always
+changes its sum, for an odd factor has an inverse. Several that change go unseen with a chance
+between 2^-64 and 2^-32, the chance of signs: they are the highest bits of the halves, and two signs
+of upper numbers together change the sum of words by a multiple of 2^64. The sums are made where the
+numbers are, at the speed of memory: a GPU sends the sums alone. Anybody can make numbers of a given
+digest: it recognises, and proves nothing.
 """
 
 import hashlib
@@ -34,9 +36,11 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[bytes, ...]]:
     digests: dict[str, tuple[bytes, ...]] = dict.fromkeys(tensors, ())
     for device in {form.device for _, form in forms}:
         here = [(name, form) for name, form in forms if form.device == device]
-        sums = _sums([_words(form) for _, form in here])
-        for (name, form), (first, each) in zip(here, sums, strict=True):
-            digests[name] += (_digest(form.numel(), first, each),)
+        words = [_words(form) for _, form in here]
+        sums = _sums([*words, *(each >> 32 for each in words)])
+        pairs = zip(sums[: len(words)], sums[len(words) :], strict=True)
+        for (name, form), (whole, upper) in zip(here, pairs, strict=True):
+            digests[name] += (_digest(form.numel(), whole, upper),)
     return {name: each or (b"",) for name, each in digests.items()}
 
 
@@ -83,16 +87,22 @@ def _sums(words: list[Tensor]) -> list[tuple[bytes, np.ndarray]]:
     return [(first[i].tobytes(), np.append(each, of_rest[i])) for i, each in enumerate(of_blocks)]
 
 
-def _digest(count: int, first: bytes, sums: np.ndarray) -> bytes:
-    """``first``: word of so many numbers."""
-    if first[:4] == first[4:]:
-        words = (count + 1) // 2
-        rest = _TOTALS[words % BLOCK - 1] if words % BLOCK else np.int64(0)
-        of_ones = np.append(np.repeat(_TOTALS[-1], words // BLOCK), rest)
-        if np.array_equal(sums, np.frombuffer(first, "<i8") * of_ones):
-            return first[:4]
-    content = count.to_bytes(8, "little") + sums.tobytes()
+def _digest(count: int, whole: tuple[bytes, np.ndarray], upper: tuple[bytes, np.ndarray]) -> bytes:
+    """``whole``, ``upper``: first word and sums of so many numbers, and of their upper halves."""
+    first = whole[0]
+    if first[:4] == first[4:] and all(
+        _are_equal((count + 1) // 2, *part) for part in (whole, upper)
+    ):
+        return first[:4]
+    content = count.to_bytes(8, "little") + whole[1].tobytes() + upper[1].tobytes()
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def _are_equal(words: int, first: bytes, sums: np.ndarray) -> bool:
+    """Whether the sums are those of so many equal words."""
+    rest = _TOTALS[words % BLOCK - 1] if words % BLOCK else np.int64(0)
+    of_ones = np.append(np.repeat(_TOTALS[-1], words // BLOCK), rest)
+    return np.array_equal(sums, np.frombuffer(first, "<i8") * of_ones)
 
 
 @lru_cache(16)  # of constants

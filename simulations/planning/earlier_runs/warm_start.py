@@ -95,22 +95,30 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
 
 
 def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
-    """Raise ValueError if clients of the other run had epsilons or deltas of their own, and have
-    none here: nobody may spend more than it has agreed to without a word.
+    """Raise ValueError if clients of the other run had epsilons or deltas of their own, and one of
+    them has none here, and may spend more: nobody does without a word.
     """
     before, s = source.read_config(), base.settings
     for what in BELOW:
         name = f"client_{what}s"
-        text = getattr(before, name)
-        if not text or getattr(s, name) is not None or not base.method.mechanism.private:
+        text, here = getattr(before, name), getattr(s, name)
+        if not text or not base.method.mechanism.private:
             continue
         each, common = numbered(text, what), getattr(s, what)
-        had = shorter(", ".join(f"#{client}={value:g}" for client, value in each.items()))
+        named = numbered(here, what) if here else {}
+        raised = [
+            client
+            for client, value in each.items()
+            if client not in named and (common is None or common > value)
+        ]
+        if not raised:
+            continue
+        had = shorter(", ".join(f"#{client}={each[client]:g}" for client in raised))
         instead = f"{what}={common:g}" if common else f"noise_multiplier={s.noise_multiplier:g}"
         raise ValueError(
             f"{where} gave clients an own {what} each ({name}={had!r}), and this run "
             f"would give all of them {instead}: give {name}= again, for both runs together, as "
-            f"{name}='#{min(each)}={what.upper()}, ...' with each client's, by name or number"
+            f"{name}='#{raised[0]}={what.upper()}, ...' with each client's, by name or number"
         )
 
 

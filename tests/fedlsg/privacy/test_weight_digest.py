@@ -19,12 +19,15 @@ def by_hand(numbers):
     bits = numbers.numpy().view(np.uint32).tolist()
     bits += bits[-1:] * (len(bits) % 2)
     words = [low + (high << 32) for low, high in zip(bits[::2], bits[1::2], strict=True)]
-    blocks = [words[i : i + BLOCK] for i in range(0, len(words), BLOCK)]
-    blocks += [[]] * (len(words) % BLOCK == 0)  # the rest is a sum, too
+    upper = [word >> 32 for word in words]
+    signed = [half - 2**32 * (half >= 2**31) for half in upper]
     content = len(numbers).to_bytes(8, "little")
-    for block in blocks:
-        total = sum(word * factor for word, factor in zip(block, factors, strict=False))
-        content += (total % 2**64).to_bytes(8, "little")
+    for read in (words, signed):
+        blocks = [read[i : i + BLOCK] for i in range(0, len(read), BLOCK)]
+        blocks += [[]] * (len(read) % BLOCK == 0)  # the rest is a sum, too
+        for block in blocks:
+            total = sum(word * factor for word, factor in zip(block, factors, strict=False))
+            content += (total % 2**64).to_bytes(8, "little")
     return hashlib.blake2b(content, digest_size=8).digest()
 
 
@@ -55,6 +58,16 @@ def test_each_number_counts(size):
         moved[place] = torch.nextafter(moved[place], torch.tensor(9.0))
         seen.add(digest_of(moved))
     assert len(seen) == len(places & set(range(size))) + 1
+
+
+@pytest.mark.parametrize("numbers", [torch.randn(6), torch.randn(4, 2), torch.full((8,), 0.5)])
+@pytest.mark.parametrize("places", [(1, 3), (0, 2), (1, 3, 5), (0, 1), (1, 2)])
+def test_signs_that_change_together_are_seen(numbers, places):
+    """Two signs of numbers at odd places change a sum of words by a multiple of 2^64."""
+    moved = numbers.clone()
+    moved.view(-1)[list(places)] *= -1
+    assert digest_of(moved) != digest_of(numbers)
+    assert len(digest_of(moved)) == 8, "no constant"
 
 
 def test_two_numbers_that_change_places_are_others():
@@ -115,5 +128,10 @@ def test_a_planted_mistake_is_found(monkeypatch):
     moved[1] = -moved[1]  # the highest bit of the first word
     assert digest_of(moved) != before
     even = torch.from_numpy(weight_digest._FACTORS * 2)
-    monkeypatch.setattr(weight_digest, "_factors_of", lambda device, lengths: even[: lengths[0]])
-    assert digest_of(moved) == digest_of(numbers)
+
+    def planted(device, lengths):
+        return torch.cat([even[:length] for length in lengths])
+
+    monkeypatch.setattr(weight_digest, "_factors_of", planted)
+    whole = weight_digest._sums([numbers[:2].view(torch.int64), moved[:2].view(torch.int64)])
+    assert whole[0][1].tolist() == whole[1][1].tolist()

@@ -339,6 +339,10 @@ def test_a_new_run_exceeds_no_client_s_own_epsilon_without_a_word(tmp_path):
             simulate(tmp_path / "next", **goes_on, **common)
         assert "gave clients an own epsilon each (client_epsilons='#0=4, #1=1, " in str(said.value)
         assert not (tmp_path / "next").exists()
+    # some are named, and the others would get more than they had
+    partial = {"client_epsilons": "north=2", "epsilon": 16.0}
+    with pytest.raises(ValueError, match=r"gave clients an own epsilon each .*'#0=4, #2=2, #3=8'"):
+        simulate(tmp_path / "next", **goes_on, **partial)
     # negative control: the same client has more, because somebody says so
     again = {"client_epsilons": "north=2, south=3, east=5, west=9"}
     simulate(tmp_path / "next", **goes_on, **again)
