@@ -25,6 +25,7 @@ from fedlsg.rows.row_memory import (
     of_object,
     of_object_array,
     of_things,
+    under,
 )
 
 LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
@@ -75,8 +76,8 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
     if isinstance(data, ConcatDataset):
         return _of_concatenation(data, rows)
     if isinstance(data, TensorDataset | StackDataset):
-        members = _inputs_of(data)
-        return [part for member in members for part in parts_of(member, rows)]
+        parts = {name: parts_of(member, rows) for name, member in _inputs_of(data).items()}
+        return _by_name(parts) if len(parts) > 1 else next(iter(parts.values()))
     if isinstance(data, np.ndarray) and data.dtype == object and data.ndim == 1:
         return of_object_array(data, rows)
     if isinstance(data, Tensor | np.ndarray):
@@ -89,7 +90,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
 def parts_of_inputs(inputs: Any) -> RowParts:
     """Where the rows of the inputs of a pair are; a dict has several parts."""
     if isinstance(inputs, Mapping):
-        return [part for value in inputs.values() for part in parts_of_inputs(value)]
+        return _by_name({name: parts_of_inputs(value) for name, value in inputs.items()})
     rows = np.arange(len(inputs))
     if isinstance(inputs, list | tuple):
         return of_things(inputs, rows)
@@ -114,15 +115,20 @@ def _of_concatenation(data: ConcatDataset[Any], rows: Integers) -> RowParts:
     ]
     back = np.empty(len(rows), dtype=np.int64)
     back[order] = np.arange(len(rows))
-    return [part.pick(back) for part in joined(parts, sizes[sizes > 0].tolist())]
+    several = joined(parts, sizes[sizes > 0].tolist())
+    return {name: part.pick(back) for name, part in several.items()}
 
 
-def _inputs_of(data: Any) -> list[Any]:
-    """The members of a data set that its inputs are made of: all but the last one, or those that
-    are no target by their name.
+def _by_name(parts: Mapping[Any, RowParts]) -> RowParts:
+    return {name: part for key, inner in parts.items() for name, part in under(key, inner).items()}
+
+
+def _inputs_of(data: Any) -> dict[Any, Any]:
+    """The members of a data set that its inputs are made of, by name or number: all but the last
+    one, or those that are no target by their name.
     """
     members = data.tensors if isinstance(data, TensorDataset) else data.datasets
     if isinstance(members, dict):
-        inputs = [member for name, member in members.items() if name not in TARGETS]
-        return inputs or list(members.values())
-    return list(members[:-1] if len(members) > 1 else members)
+        inputs = {name: member for name, member in members.items() if name not in TARGETS}
+        return inputs or members
+    return dict(enumerate(members[:-1] if len(members) > 1 else members))

@@ -6,8 +6,9 @@ object that holds the row: views, expanded tensors and second maps of a file hav
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,33 +65,42 @@ class Places:
         return Places(start.astype(np.uint64), extent, size)
 
 
-RowParts = list[Places]
+Name = tuple[Hashable, ...]
+"""The way to a part: keys of dicts and numbers in lists; () for inputs that are one thing."""
+RowParts = dict[Name, Places]
 """The parts of the inputs of rows, such as the fields of a dict."""
 
 
+def under(name: Hashable, parts: RowParts) -> RowParts:
+    """Parts of what has a name in a row."""
+    return {(name, *inner): part for inner, part in parts.items()}
+
+
 def joined(several: Sequence[RowParts], sizes: Sequence[int]) -> RowParts:
-    """The rows of several, one after the other. sizes: how many each has."""
-    most = max(map(len, several), default=0)
-    filled = [
-        [*parts, *[Places.of([ABSENT] * size)] * (most - len(parts))]
-        if len(parts) < most
-        else parts
-        for parts, size in zip(several, sizes, strict=True)
-    ]
-    return [
-        Places(
+    """The rows of several, one after the other; parts of one name are one, and so are those of
+    rows of one part each. sizes: how many each has.
+    """
+    if all(len(parts) == 1 for parts in several):
+        several = [{(): part} for parts in several for part in parts.values()]
+    absent = [Places.of([ABSENT] * size) for size in sizes]
+    held = {
+        name: [parts.get(name, none) for parts, none in zip(several, absent, strict=True)]
+        for name in chain.from_iterable(several)
+    }
+    return {
+        name: Places(
             np.concatenate([one.start for one in part]),
             np.concatenate([one.extent for one in part]),
             np.concatenate([one.size for one in part]),
         )
-        for part in zip(*filled, strict=True)
-    ]
+        for name, part in held.items()
+    }
 
 
 def of_object(thing: Any, rows: Integers, size: int = OBJECT_BYTES) -> RowParts:
     """Rows that are known by the object that has them and their numbers."""
     start = np.full(len(rows), id(thing), dtype=np.uint64)
-    return [Places(start, -1 - rows, np.full(len(rows), size))]
+    return {(): Places(start, -1 - rows, np.full(len(rows), size))}
 
 
 def of_array(array: Tensor | np.ndarray, rows: Integers) -> RowParts:
@@ -104,12 +114,12 @@ def of_array(array: Tensor | np.ndarray, rows: Integers) -> RowParts:
     address, shape, strides, width = layout
     low, extent, size = _span(shape[1:], strides[1:], width)
     start = np.uint64(address) + (rows * strides[0] + low).astype(np.uint64)
-    return [Places(start, np.full(len(rows), extent), np.full(len(rows), size))]
+    return {(): Places(start, np.full(len(rows), extent), np.full(len(rows), size))}
 
 
 def of_object_array(array: np.ndarray, rows: Integers) -> RowParts:
     """Rows of an array of things (N,). What has no memory of its own is known by its slot."""
-    (slots,) = of_array(array, rows)
+    (slots,) = of_array(array, rows).values()
     holders = zip(slots.start.tolist(), slots.extent.tolist(), strict=True)
     return _of_each([array[row] for row in rows.tolist()], holders)
 
@@ -138,25 +148,30 @@ def _of_each(things: Sequence[Any], holders: Iterable[tuple[int, int]]) -> RowPa
     places = [
         _places_in(thing, holder, MOST_DEPTH) for thing, holder in zip(things, holders, strict=True)
     ]
-    return [
-        Places.of([part[number] if number < len(part) else ABSENT for part in places])
-        for number in range(max(map(len, places), default=0))
-    ]
+    names = dict.fromkeys(chain.from_iterable(places))
+    if len(names) > MOST_MEMBERS * max(map(len, places), default=0):  # names of single rows
+        places = [{(number,): row[name] for number, name in enumerate(row)} for row in places]
+        names = dict.fromkeys(chain.from_iterable(places))
+    return {name: Places.of([row.get(name, ABSENT) for row in places]) for name in names}
 
 
-def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> list[Place]:
+def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> dict[Name, Place]:
     """The place of each part of one row."""
     if isinstance(thing, ARRAYS):
-        return [_place_of(thing)]
+        return {(): _place_of(thing)}
     if isinstance(thing, ATOMS):
         size = max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
-        return [(*holder, size)]
+        return {(): (*holder, size)}
     if not _is_value(thing):
         holder = id(thing), -1
     if depth and (members := _members(thing)):
-        return [place for member in members for place in _places_in(member, holder, depth - 1)]
+        return {
+            (name, *inner): place
+            for name, member in members.items()
+            for inner, place in _places_in(member, holder, depth - 1).items()
+        }
     size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
-    return [(*holder, max(size, 1))]
+    return {(): (*holder, max(size, 1))}
 
 
 def _is_value(thing: Any) -> bool:
@@ -182,17 +197,17 @@ def _place_of(array: Tensor | np.ndarray) -> Place:
     return address + low, extent, size
 
 
-def _members(thing: Any) -> list[Any]:
-    """The parts of a container, or of an object that has arrays; none of a list of numbers or
-    words, which is one thing.
+def _members(thing: Any) -> Mapping[Hashable, Any]:
+    """The parts of a container, or of an object that has arrays, by name; none of a list of numbers
+    or words, which is one thing.
     """
     if isinstance(thing, Mapping):
-        return list(thing.values())
+        return thing
     if isinstance(thing, list | tuple):
         members = list(thing[:MOST_MEMBERS])
-        return [] if all(isinstance(member, ATOMS) for member in members) else members
-    held = getattr(thing, "__dict__", {}).values()
-    return [value for value in held if isinstance(value, ARRAYS)]
+        return {} if all(isinstance(one, ATOMS) for one in members) else dict(enumerate(members))
+    held = getattr(thing, "__dict__", {})
+    return {name: value for name, value in held.items() if isinstance(value, ARRAYS)}
 
 
 def _unplaced_bytes(array: Tensor | np.ndarray) -> int:
@@ -247,12 +262,13 @@ def _span(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int
     return low, extent, size
 
 
-def earlier_rows(parts: RowParts) -> Integers:
+def earlier_rows(by_name: RowParts) -> Integers:
     """For each row (n,) an earlier one that it repeats, or -1.
 
     It does so if more than half of its bytes are that row's, or half of them with its first part.
     So a copy of a small part makes no other row, and rows may share a small one, as categories.
     """
+    parts = list(by_name.values())
     count = len(parts[0].start) if parts else 0
     files = _mapped_files()
     numbers = [_numbers(part, files) for part in parts]

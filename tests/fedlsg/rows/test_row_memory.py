@@ -36,7 +36,7 @@ class Graph:
 def repeats(one: Any, other: Any) -> int:
     """Rows of the inputs ``other`` that are rows of ``one``, or earlier ones of ``other``."""
     parts = [parts_of_inputs(one), parts_of_inputs(other)]
-    sizes = [len(part[0].start) for part in parts]
+    sizes = [len(next(iter(part.values())).start) for part in parts]
     earlier = earlier_rows(joined(parts, sizes))
     assert (earlier < np.arange(sum(sizes))).all()
     return int((earlier[sizes[0] :] >= 0).sum())
@@ -86,6 +86,12 @@ ONE = {
         40,
     ),
     "half of the bytes, first": ({"x": X, "y": X.clone()}, {"x": X, "y": X.clone()}, 40),
+    "a dict in another order": (
+        {"u": X[:, :3], "v": X[:, 3:]},
+        [{"v": x[3:], "u": x[:3]} for x in X],
+        40,
+    ),
+    "a dict of one part": ({"x": X}, X, 40),
     "one sparse tensor": ((sparse := X.to_sparse()), sparse, 40),
     "one empty tensor": ((empty := torch.zeros(40, 0)), empty, 40),
 }
@@ -132,6 +138,25 @@ def test_rows_in_several_memories_are_several(case):
     one, other = SEVERAL[case]
     assert repeats(one, other) == 0
     assert (earlier_rows(parts_of_inputs(one)) < 0).all()
+
+
+def hub(texts):
+    """Rows of two columns of texts: one grows with the row, and the other shrinks."""
+    columns = {"a": [text * (row + 1) for row, text in enumerate(texts)]}
+    columns["b"] = [text * (40 - row) for row, text in enumerate(texts)]
+    columns |= {f"c{number}": texts for number in range(20)} | {"label": LABELS}
+    return datasets.Dataset.from_dict(columns)
+
+
+@pytest.mark.parametrize("count", [5, 20, 35])
+def test_a_slice_of_a_table_is_looked_at_in_the_same_columns(count):
+    """Whichever of them are the longest in it."""
+    texts = hub(["xyz"] * 40)
+    turned = texts.select(range(count)).select_columns(texts.column_names[::-1])
+    for again in (texts.select(range(count)), texts.select([*range(count)][::2]), turned):
+        with pytest.raises(ValueError, match=f"{len(again)} rows more than once"):
+            check_distinct(ConcatDataset([texts, again]), "rows")
+    check_distinct(ConcatDataset([texts, hub(["xyz"] * 40)]), "rows")
 
 
 @pytest.mark.parametrize("has_maps", [True, False])
