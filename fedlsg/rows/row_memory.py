@@ -8,7 +8,8 @@ object that holds the row: views, expanded tensors and second maps of a file hav
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import reduce
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ NUMBER_BYTES = 8
 """What a number of Python counts."""
 MOST_MEMBERS = 16
 """So many members of a list in a row are looked at."""
+MOST_SHARED = 6
+"""Of so many parts that rows share, the largest ones, all sets are looked at."""
 MOST_DEPTH = 4
 """So far are containers in a row looked through."""
 MAPS = Path("/proc/self/maps")
@@ -38,6 +41,8 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Place = tuple[int, int, int]
 """Start, extent and size of one part of one row, as in ``Places``."""
+Files = tuple[Numbers, Numbers, Numbers]
+"""What ``_mapped_files`` says."""
 ABSENT: Place = (0, 0, 0)
 
 
@@ -265,23 +270,48 @@ def _span(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int
 def earlier_rows(by_name: RowParts) -> Integers:
     """For each row (n,) an earlier one that it repeats, or -1.
 
-    It does so if more than half of its bytes are that row's, or half of them with its first part.
-    So a copy of a small part makes no other row, and rows may share a small one, as categories.
+    It does so if it has that row's parts, under whatever names, or if half of its bytes or more are
+    that row's. So a copy of a small part makes no other row, and rows may share a small one, as
+    categories. A part that is one place in all rows, as a mask, counts only where all parts are.
     """
-    parts = list(by_name.values())
-    count = len(parts[0].start) if parts else 0
     files = _mapped_files()
-    numbers = [_numbers(part, files) for part in parts]
-    repeated = np.full(count, -1)
-    for first in (one for one in map(_first_rows, numbers) if one is not None):
-        rows = np.flatnonzero((first < np.arange(count)) & (repeated < 0))
+    all_parts = [(part, _numbers(part, files)) for part in by_name.values()]
+    parts = [one for one in all_parts if (one[1] != one[1][:1]).any()] or all_parts
+    numbers = [number for _, number in parts]
+    sizes = [part.size for part, _ in parts]
+    repeated = np.full(len(numbers[0]) if numbers else 0, -1)
+    if len(parts) > 1:  # a sum: in any order
+        places = [np.where(part.size, mixed(_starts(part, files), part.extent), np.uint64(0)) for part, _ in parts]
+        first = _first_rows(np.sum(places, axis=0, dtype=np.uint64))
+        if first is not None:
+            repeated = np.where(first < np.arange(len(first)), first, -1)
+    whole = np.sum(sizes, axis=0)
+    order = np.arange(len(repeated))
+    firsts = enumerate(map(_first_rows, numbers))
+    shared = [
+        place
+        for place, first in firsts
+        if first is not None and ((first < order) & (repeated < 0)).any()
+    ]
+    for chosen in _sets(sorted(shared, key=lambda place: -int(sizes[place].sum()))):
+        first = _first_rows(reduce(mixed, [numbers[place] for place in chosen]))
+        if first is None:
+            continue
+        rows = np.flatnonzero((first < order) & (repeated < 0))
         same = [number[rows] == number[first[rows]] for number in numbers]
-        sizes = [part.size[rows] for part in parts]
-        whole = np.sum(sizes, axis=0)
-        shared = 2 * np.sum([size * one for size, one in zip(sizes, same, strict=True)], axis=0)
-        is_one = (shared > whole) | ((shared == whole) & same[0])
-        repeated[rows[is_one]] = first[rows[is_one]]
+        common = np.sum([size[rows] * one for size, one in zip(sizes, same, strict=True)], axis=0)
+        rows = rows[2 * common >= whole[rows]]
+        repeated[rows] = first[rows]
     return repeated
+
+
+def _sets(parts: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """The sets of parts that a row may share with an earlier one: of many parts, all sets of the
+    first ones, each part, and all.
+    """
+    few = parts[:MOST_SHARED]
+    some = (combinations(few, size) for size in range(2, len(few) + 1))
+    return chain(combinations(parts, 1), *some, [tuple(parts)] if parts[MOST_SHARED:] else [])
 
 
 def _first_rows(numbers: Numbers) -> Integers | None:
@@ -292,16 +322,23 @@ def _first_rows(numbers: Numbers) -> Integers | None:
     return None if len(first) == len(numbers) else first[back]
 
 
-def _numbers(part: Places, files: tuple[Numbers, Numbers, Numbers]) -> Numbers:
-    """A number for each place: equal for equal ones, and else different (to 2^-64)."""
+def _numbers(part: Places, files: Files) -> Numbers:
+    """A number for each place: equal for equal ones of this part, and else different (to 2^-64)."""
+    alike = (part.extent == part.extent[:1]).all()
+    return _starts(part, files) if alike else mixed(_starts(part, files), part.extent)
+
+
+def _starts(part: Places, files: Files) -> Numbers:
+    """The start of each place; in its file, where one is mapped."""
     begins, ends, shifts = files
     region = np.searchsorted(begins, part.start, side="right") - 1
-    start = part.start + np.where(part.start < ends[region], shifts[region], np.uint64(0))
-    alike = (part.extent == part.extent[:1]).all()
-    return start if alike else mixed(start, part.extent)
+    starts: Numbers = part.start + np.where(
+        part.start < ends[region], shifts[region], np.uint64(0)
+    )
+    return starts
 
 
-def _mapped_files() -> tuple[Numbers, Numbers, Numbers]:
+def _mapped_files() -> Files:
     """Memory that is mapped from files: where each region begins and ends, in order, and what makes
     of an address there the number of its place in the file.
     """

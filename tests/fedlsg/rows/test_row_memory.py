@@ -209,6 +209,67 @@ def test_a_row_is_compared_with_one_row():
         check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[0], "w": X[9]}]], "rows")
 
 
+TABLES = X[:9].view(3, 3, 6)
+"""Three tables of three things, which rows share."""
+
+
+def of_tables(*rows, own=0):
+    """Rows that have one thing of each table, and ``own`` numbers of their own."""
+    return [
+        (
+            {name: table[place] for name, table, place in zip("pqr", TABLES, places, strict=True)}
+            | ({"own": torch.zeros(own)} if own else {}),
+            0,
+        )
+        for places in rows
+    ]
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("again", [(0, 0, 0), (0, 0, 2), (0, 2, 0)])
+def test_a_row_is_not_hidden_behind_others_that_share_each_of_its_parts(own, again):
+    others = (0, 1, 1), (1, 0, 2), (2, 2, 0)
+    first = of_tables(*others, (0, 0, 0), own=own)
+    check_distinct(first, "rows")
+    rows = [*first, *of_tables(*[again] * 19, own=own)]
+    with pytest.raises(ValueError, match=r"more than once \(one of them (19|20) times"):
+        check_distinct(rows, "rows")
+
+
+def test_parts_that_change_their_names_make_no_row():
+    check_distinct([({"u": X[0], "v": X[1]}, 0), ({"u": X[2], "v": X[3]}, 0)], "rows")
+    with pytest.raises(ValueError, match="1 row more than once"):
+        check_distinct([({"u": X[0], "v": X[1]}, 0), ({"u": X[1], "v": X[0]}, 0)], "rows")
+
+
+@pytest.mark.parametrize("names", [("ids", "mask", "types"), ("types", "mask", "ids")])
+def test_what_all_rows_share_does_not_count(names):
+    """A mask and types of tokens; without tokens of their own rows are one."""
+    common = {"mask": torch.ones(6), "types": torch.zeros(6)}
+    expanded = {name: part.expand(40, 6) for name, part in common.items()}
+    for rows in (
+        ({name: (expanded | {"ids": X})[name] for name in names}, LABELS),
+        [({name: (common | {"ids": x})[name] for name in names}, 0) for x in X],
+    ):
+        check_distinct(rows, "rows")
+    for inputs in (expanded, expanded | {"ids": X[:1].expand(40, 6)}):
+        with pytest.raises(ValueError, match="one of them 40 times"):
+            check_distinct((inputs, LABELS), "rows")
+    twice = expanded | {"ids": torch.cat([X, X])[torch.arange(40) % 20]}
+    check_distinct((twice, LABELS), "rows")
+    views = [({**common, "ids": X[row % 20]}, 0) for row in range(40)]
+    with pytest.raises(ValueError, match="20 rows more than once"):
+        check_distinct(views, "rows")
+
+
+def test_a_part_of_half_of_the_bytes_counts_under_every_name():
+    for names in ("ab", "ba"):
+        rows = [(dict(zip(names, (x, x.clone()), strict=True)), 0) for x in [*X[:5], *X[:5]]]
+        with pytest.raises(ValueError, match="5 rows more than once"):
+            check_distinct(rows, "rows")
+        check_distinct(rows[:5], "rows")
+
+
 def test_choices_of_the_hub_are_looked_through():
     hub = datasets.Dataset.from_dict({"x": A.tolist(), "label": LABELS})
     check_distinct(hub, "rows")
