@@ -18,6 +18,7 @@ from fedlsg.rows.collate import TARGETS
 from fedlsg.rows.row_memory import (
     Integers,
     RowParts,
+    common_parts,
     earlier_rows,
     joined,
     of_array,
@@ -29,10 +30,6 @@ from fedlsg.rows.row_memory import (
 )
 
 LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
-OWN_COPY = (
-    "rows of several people whose inputs are one object or one expanded row need a copy each "
-    "(inputs.clone())"
-)
 
 
 def check_distinct(data: Any, what: str) -> None:
@@ -59,11 +56,25 @@ def check_parts(parts: RowParts, what: str) -> None:
     if not len(again):
         return
     _, counts = np.unique(again, return_counts=True)
+    row = int(np.flatnonzero(earlier >= 0)[0])
     raise ValueError(
         f"{what} has {len(counts)} row{'s' * (len(counts) > 1)} more than once (one of them "
         f"{int(counts.max()) + 1} times), and epsilon holds for a row that comes once: give each "
         "row once; to give rare classes more weight, take weights in the loss, such as "
-        f"nn.CrossEntropyLoss(weight=...); {OWN_COPY}"
+        f"nn.CrossEntropyLoss(weight=...); {own_copy(parts, int(again[0]), row)}"
+    )
+
+
+def own_copy(parts: RowParts, one: int, other: int) -> str:
+    """The way out where two rows that are one by their parts are those of two people."""
+    if shared := common_parts(parts, one, other):
+        names = ", ".join(map(repr, shared))
+        return (
+            f"rows of several people that share {names} in memory need a copy of it each (.clone())"
+        )
+    return (
+        "rows of several people whose inputs are one object or one expanded row need a copy each "
+        "(inputs.clone())"
     )
 
 

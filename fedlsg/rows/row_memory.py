@@ -281,7 +281,10 @@ def earlier_rows(by_name: RowParts) -> Integers:
     sizes = [part.size for part, _ in parts]
     repeated = np.full(len(numbers[0]) if numbers else 0, -1)
     if len(parts) > 1:  # a sum: in any order
-        places = [np.where(part.size, mixed(_starts(part, files), part.extent), np.uint64(0)) for part, _ in parts]
+        places = [
+            np.where(part.size, mixed(_starts(part, files), part.extent), np.uint64(0))
+            for part, _ in parts
+        ]
         first = _first_rows(np.sum(places, axis=0, dtype=np.uint64))
         if first is not None:
             repeated = np.where(first < np.arange(len(first)), first, -1)
@@ -303,6 +306,18 @@ def earlier_rows(by_name: RowParts) -> Integers:
         rows = rows[2 * common >= whole[rows]]
         repeated[rows] = first[rows]
     return repeated
+
+
+def common_parts(parts: RowParts, one: int, other: int) -> list[str]:
+    """The names of the parts that two rows share and not all rows do; none if they share all."""
+    files = _mapped_files()
+    numbers = {name: _numbers(part, files) for name, part in parts.items() if part.size[other]}
+    own = [name for name, number in numbers.items() if number[one] != number[other]]
+    return [
+        ".".join(map(str, name))
+        for name, number in numbers.items()
+        if own and name not in own and (number != number[0]).any()
+    ]
 
 
 def _sets(parts: Sequence[int]) -> Iterable[tuple[int, ...]]:
@@ -332,9 +347,7 @@ def _starts(part: Places, files: Files) -> Numbers:
     """The start of each place; in its file, where one is mapped."""
     begins, ends, shifts = files
     region = np.searchsorted(begins, part.start, side="right") - 1
-    starts: Numbers = part.start + np.where(
-        part.start < ends[region], shifts[region], np.uint64(0)
-    )
+    starts: Numbers = part.start + np.where(part.start < ends[region], shifts[region], np.uint64(0))
     return starts
 
 

@@ -262,6 +262,20 @@ def test_what_all_rows_share_does_not_count(names):
         check_distinct(views, "rows")
 
 
+def test_a_refusal_names_the_part_that_two_rows_share_and_its_copy_passes():
+    mask = torch.ones(6)
+    other = {"q": torch.ones(6), "image": torch.ones(6), "mask": mask}, 0
+    rows = [({"q": x, "image": X[0], "mask": mask}, 0) for x in X[1:]]
+    copies = [({**row, "image": row["image"].clone()}, label) for row, label in rows]
+    with pytest.raises(
+        ValueError, match=r"share 'image' in memory need a copy of it each \(.clone"
+    ):
+        check_distinct([*rows, other], "rows")
+    check_distinct([*copies, other], "rows")
+    with pytest.raises(ValueError, match=r"need a copy each \(inputs.clone"):
+        check_distinct(rows[:1] * 2, "rows")
+
+
 def test_a_part_of_half_of_the_bytes_counts_under_every_name():
     for names in ("ab", "ba"):
         rows = [(dict(zip(names, (x, x.clone()), strict=True)), 0) for x in [*X[:5], *X[:5]]]
