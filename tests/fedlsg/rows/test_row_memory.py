@@ -144,7 +144,7 @@ def hub(texts):
     """Rows of two columns of texts: one grows with the row, and the other shrinks."""
     columns = {"a": [text * (row + 1) for row, text in enumerate(texts)]}
     columns["b"] = [text * (40 - row) for row, text in enumerate(texts)]
-    columns |= {f"c{number}": texts for number in range(20)} | {"label": LABELS}
+    columns |= {f"c{number}": texts for number in range(40)} | {"label": LABELS}
     return datasets.Dataset.from_dict(columns)
 
 
