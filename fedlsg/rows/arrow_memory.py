@@ -1,5 +1,6 @@
 """Where the rows of columns of pyarrow are, of which a ``datasets.Dataset`` is made."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import numpy as np
 from fedlsg.rows.collate import TARGETS
 from fedlsg.rows.row_memory import Integers, Places, RowParts, joined
 
-WIDEST = 3
-"""So many columns of a table are looked at, those with the most bytes a row."""
+MOST_COLUMNS = 16
+"""So many columns of a table are looked at, the same ones of each slice of it."""
 
 
 def is_hub(data: Any) -> bool:
@@ -19,23 +20,36 @@ def is_hub(data: Any) -> bool:
 def of_hub(data: Any, rows: Integers) -> RowParts:
     """Rows of a ``datasets.Dataset``, where those of its table are that it has selected."""
     chosen = data._indices
-    columns = zip(data.data.column_names, data.data.columns, strict=True)
-    parts = widest({name: of_column(column) for name, column in columns})
+    table = dict(zip(data.data.column_names, data.data.columns, strict=True))
     places = rows if chosen is None else np.asarray(chosen.column(0))[rows]
-    return [part.pick(places) for part in parts]
+    return {
+        (name,): part.pick(places)
+        for name in input_names(table)
+        for part in of_column(table[name]).values()
+    }
 
 
-def widest(columns: dict[str, RowParts]) -> RowParts:
-    """The parts with the most bytes, of the columns that are not targets by their name."""
-    inputs = [parts for name, parts in columns.items() if name not in TARGETS]
-    parts = [part for parts in inputs or columns.values() for part in parts]
-    return sorted(parts, key=lambda part: -int(part.size.sum()))[:WIDEST]
+def input_names(columns: Mapping[str, Any]) -> list[str]:
+    """The columns to look at, of those that are not targets by their name: texts, lists and things
+    first, then the widest numbers, then by name.
+    """
+    names = [name for name in columns if name not in TARGETS] or list(columns)
+    widths = {name: _width(columns[name]) for name in names}
+    return sorted(names, key=lambda name: (widths[name] > 0, -widths[name], name))[:MOST_COLUMNS]
+
+
+def _width(column: Any) -> int:
+    """Bytes of a value; 0 where values differ in it."""
+    try:
+        return column.type.bit_width // 8  # type: ignore[no-any-return]
+    except (AttributeError, ValueError):  # things, texts and lists
+        return 0
 
 
 def of_column(column: Any) -> RowParts:
     """Rows of a column or an array of pyarrow."""
     chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
-    return joined([[_places_of_chunk(chunk)] for chunk in chunks], list(map(len, chunks)))
+    return joined([{(): _places_of_chunk(chunk)} for chunk in chunks], list(map(len, chunks)))
 
 
 def _places_of_chunk(chunk: Any) -> Places:
@@ -44,10 +58,7 @@ def _places_of_chunk(chunk: Any) -> Places:
     held = [buffer.address for buffer in (*buffers, validity) if buffer is not None]
     start = held[0] if held else id(chunk)
     rows = np.arange(len(chunk)) + chunk.offset
-    try:
-        width = chunk.type.bit_width // 8
-    except ValueError:  # texts and lists
-        width = 0
+    width = _width(chunk)
     size = np.full(len(chunk), width or max(chunk.nbytes // len(chunk), 1))
     if width:  # a slice of numpy begins elsewhere, one of pyarrow does not
         return Places((start + rows * width).astype(np.uint64), np.full(len(chunk), width), size)

@@ -18,6 +18,7 @@ from fedlsg.rows.collate import TARGETS
 from fedlsg.rows.row_memory import (
     Integers,
     RowParts,
+    common_parts,
     earlier_rows,
     joined,
     of_array,
@@ -25,13 +26,10 @@ from fedlsg.rows.row_memory import (
     of_object,
     of_object_array,
     of_things,
+    under,
 )
 
 LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
-OWN_COPY = (
-    "rows of several people whose inputs are one object or one expanded row need a copy each "
-    "(inputs.clone())"
-)
 
 
 def check_distinct(data: Any, what: str) -> None:
@@ -58,11 +56,25 @@ def check_parts(parts: RowParts, what: str) -> None:
     if not len(again):
         return
     _, counts = np.unique(again, return_counts=True)
+    row = int(np.flatnonzero(earlier >= 0)[0])
     raise ValueError(
         f"{what} has {len(counts)} row{'s' * (len(counts) > 1)} more than once (one of them "
         f"{int(counts.max()) + 1} times), and epsilon holds for a row that comes once: give each "
         "row once; to give rare classes more weight, take weights in the loss, such as "
-        f"nn.CrossEntropyLoss(weight=...); {OWN_COPY}"
+        f"nn.CrossEntropyLoss(weight=...); {own_copy(parts, int(again[0]), row)}"
+    )
+
+
+def own_copy(parts: RowParts, one: int, other: int) -> str:
+    """The way out where two rows that are one by their parts are those of two people."""
+    if shared := common_parts(parts, one, other):
+        names = ", ".join(map(repr, shared))
+        return (
+            f"rows of several people that share {names} in memory need a copy of it each (.clone())"
+        )
+    return (
+        "rows of several people whose inputs are one object or one expanded row need a copy each "
+        "(inputs.clone())"
     )
 
 
@@ -75,8 +87,8 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
     if isinstance(data, ConcatDataset):
         return _of_concatenation(data, rows)
     if isinstance(data, TensorDataset | StackDataset):
-        members = _inputs_of(data)
-        return [part for member in members for part in parts_of(member, rows)]
+        parts = {name: parts_of(member, rows) for name, member in _inputs_of(data).items()}
+        return _by_name(parts) if len(parts) > 1 else next(iter(parts.values()))
     if isinstance(data, np.ndarray) and data.dtype == object and data.ndim == 1:
         return of_object_array(data, rows)
     if isinstance(data, Tensor | np.ndarray):
@@ -89,7 +101,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
 def parts_of_inputs(inputs: Any) -> RowParts:
     """Where the rows of the inputs of a pair are; a dict has several parts."""
     if isinstance(inputs, Mapping):
-        return [part for value in inputs.values() for part in parts_of_inputs(value)]
+        return _by_name({name: parts_of_inputs(value) for name, value in inputs.items()})
     rows = np.arange(len(inputs))
     if isinstance(inputs, list | tuple):
         return of_things(inputs, rows)
@@ -114,15 +126,20 @@ def _of_concatenation(data: ConcatDataset[Any], rows: Integers) -> RowParts:
     ]
     back = np.empty(len(rows), dtype=np.int64)
     back[order] = np.arange(len(rows))
-    return [part.pick(back) for part in joined(parts, sizes[sizes > 0].tolist())]
+    several = joined(parts, sizes[sizes > 0].tolist())
+    return {name: part.pick(back) for name, part in several.items()}
 
 
-def _inputs_of(data: Any) -> list[Any]:
-    """The members of a data set that its inputs are made of: all but the last one, or those that
-    are no target by their name.
+def _by_name(parts: Mapping[Any, RowParts]) -> RowParts:
+    return {name: part for key, inner in parts.items() for name, part in under(key, inner).items()}
+
+
+def _inputs_of(data: Any) -> dict[Any, Any]:
+    """The members of a data set that its inputs are made of, by name or number: all but the last
+    one, or those that are no target by their name.
     """
     members = data.tensors if isinstance(data, TensorDataset) else data.datasets
     if isinstance(members, dict):
-        inputs = [member for name, member in members.items() if name not in TARGETS]
-        return inputs or list(members.values())
-    return list(members[:-1] if len(members) > 1 else members)
+        inputs = {name: member for name, member in members.items() if name not in TARGETS}
+        return inputs or members
+    return dict(enumerate(members[:-1] if len(members) > 1 else members))

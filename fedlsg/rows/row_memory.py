@@ -6,8 +6,10 @@ object that holds the row: views, expanded tensors and second maps of a file hav
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ NUMBER_BYTES = 8
 """What a number of Python counts."""
 MOST_MEMBERS = 16
 """So many members of a list in a row are looked at."""
+MOST_SHARED = 6
+"""Of so many parts that rows share, the largest ones, all sets are looked at."""
 MOST_DEPTH = 4
 """So far are containers in a row looked through."""
 MAPS = Path("/proc/self/maps")
@@ -37,6 +41,8 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Place = tuple[int, int, int]
 """Start, extent and size of one part of one row, as in ``Places``."""
+Files = tuple[Numbers, Numbers, Numbers]
+"""What ``_mapped_files`` says."""
 ABSENT: Place = (0, 0, 0)
 
 
@@ -64,33 +70,42 @@ class Places:
         return Places(start.astype(np.uint64), extent, size)
 
 
-RowParts = list[Places]
+Name = tuple[Hashable, ...]
+"""The way to a part: keys of dicts and numbers in lists; () for inputs that are one thing."""
+RowParts = dict[Name, Places]
 """The parts of the inputs of rows, such as the fields of a dict."""
 
 
+def under(name: Hashable, parts: RowParts) -> RowParts:
+    """Parts of what has a name in a row."""
+    return {(name, *inner): part for inner, part in parts.items()}
+
+
 def joined(several: Sequence[RowParts], sizes: Sequence[int]) -> RowParts:
-    """The rows of several, one after the other. sizes: how many each has."""
-    most = max(map(len, several), default=0)
-    filled = [
-        [*parts, *[Places.of([ABSENT] * size)] * (most - len(parts))]
-        if len(parts) < most
-        else parts
-        for parts, size in zip(several, sizes, strict=True)
-    ]
-    return [
-        Places(
+    """The rows of several, one after the other; parts of one name are one, and so are those of
+    rows of one part each. sizes: how many each has.
+    """
+    if all(len(parts) == 1 for parts in several):
+        several = [{(): part} for parts in several for part in parts.values()]
+    absent = [Places.of([ABSENT] * size) for size in sizes]
+    held = {
+        name: [parts.get(name, none) for parts, none in zip(several, absent, strict=True)]
+        for name in chain.from_iterable(several)
+    }
+    return {
+        name: Places(
             np.concatenate([one.start for one in part]),
             np.concatenate([one.extent for one in part]),
             np.concatenate([one.size for one in part]),
         )
-        for part in zip(*filled, strict=True)
-    ]
+        for name, part in held.items()
+    }
 
 
 def of_object(thing: Any, rows: Integers, size: int = OBJECT_BYTES) -> RowParts:
     """Rows that are known by the object that has them and their numbers."""
     start = np.full(len(rows), id(thing), dtype=np.uint64)
-    return [Places(start, -1 - rows, np.full(len(rows), size))]
+    return {(): Places(start, -1 - rows, np.full(len(rows), size))}
 
 
 def of_array(array: Tensor | np.ndarray, rows: Integers) -> RowParts:
@@ -104,12 +119,12 @@ def of_array(array: Tensor | np.ndarray, rows: Integers) -> RowParts:
     address, shape, strides, width = layout
     low, extent, size = _span(shape[1:], strides[1:], width)
     start = np.uint64(address) + (rows * strides[0] + low).astype(np.uint64)
-    return [Places(start, np.full(len(rows), extent), np.full(len(rows), size))]
+    return {(): Places(start, np.full(len(rows), extent), np.full(len(rows), size))}
 
 
 def of_object_array(array: np.ndarray, rows: Integers) -> RowParts:
     """Rows of an array of things (N,). What has no memory of its own is known by its slot."""
-    (slots,) = of_array(array, rows)
+    (slots,) = of_array(array, rows).values()
     holders = zip(slots.start.tolist(), slots.extent.tolist(), strict=True)
     return _of_each([array[row] for row in rows.tolist()], holders)
 
@@ -138,25 +153,30 @@ def _of_each(things: Sequence[Any], holders: Iterable[tuple[int, int]]) -> RowPa
     places = [
         _places_in(thing, holder, MOST_DEPTH) for thing, holder in zip(things, holders, strict=True)
     ]
-    return [
-        Places.of([part[number] if number < len(part) else ABSENT for part in places])
-        for number in range(max(map(len, places), default=0))
-    ]
+    names = dict.fromkeys(chain.from_iterable(places))
+    if len(names) > MOST_MEMBERS * max(map(len, places), default=0):  # names of single rows
+        places = [{(number,): row[name] for number, name in enumerate(row)} for row in places]
+        names = dict.fromkeys(chain.from_iterable(places))
+    return {name: Places.of([row.get(name, ABSENT) for row in places]) for name in names}
 
 
-def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> list[Place]:
+def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> dict[Name, Place]:
     """The place of each part of one row."""
     if isinstance(thing, ARRAYS):
-        return [_place_of(thing)]
+        return {(): _place_of(thing)}
     if isinstance(thing, ATOMS):
         size = max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
-        return [(*holder, size)]
+        return {(): (*holder, size)}
     if not _is_value(thing):
         holder = id(thing), -1
     if depth and (members := _members(thing)):
-        return [place for member in members for place in _places_in(member, holder, depth - 1)]
+        return {
+            (name, *inner): place
+            for name, member in members.items()
+            for inner, place in _places_in(member, holder, depth - 1).items()
+        }
     size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
-    return [(*holder, max(size, 1))]
+    return {(): (*holder, max(size, 1))}
 
 
 def _is_value(thing: Any) -> bool:
@@ -182,17 +202,17 @@ def _place_of(array: Tensor | np.ndarray) -> Place:
     return address + low, extent, size
 
 
-def _members(thing: Any) -> list[Any]:
-    """The parts of a container, or of an object that has arrays; none of a list of numbers or
-    words, which is one thing.
+def _members(thing: Any) -> Mapping[Hashable, Any]:
+    """The parts of a container, or of an object that has arrays, by name; none of a list of numbers
+    or words, which is one thing.
     """
     if isinstance(thing, Mapping):
-        return list(thing.values())
+        return thing
     if isinstance(thing, list | tuple):
         members = list(thing[:MOST_MEMBERS])
-        return [] if all(isinstance(member, ATOMS) for member in members) else members
-    held = getattr(thing, "__dict__", {}).values()
-    return [value for value in held if isinstance(value, ARRAYS)]
+        return {} if all(isinstance(one, ATOMS) for one in members) else dict(enumerate(members))
+    held = getattr(thing, "__dict__", {})
+    return {name: value for name, value in held.items() if isinstance(value, ARRAYS)}
 
 
 def _unplaced_bytes(array: Tensor | np.ndarray) -> int:
@@ -247,25 +267,66 @@ def _span(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int
     return low, extent, size
 
 
-def earlier_rows(parts: RowParts) -> Integers:
+def earlier_rows(by_name: RowParts) -> Integers:
     """For each row (n,) an earlier one that it repeats, or -1.
 
-    It does so if more than half of its bytes are that row's, or half of them with its first part.
-    So a copy of a small part makes no other row, and rows may share a small one, as categories.
+    It does so if it has that row's parts, under whatever names, or if half of its bytes or more are
+    that row's. So a copy of a small part makes no other row, and rows may share a small one, as
+    categories. A part that is one place in all rows, as a mask, counts only where all parts are.
     """
-    count = len(parts[0].start) if parts else 0
     files = _mapped_files()
-    numbers = [_numbers(part, files) for part in parts]
-    repeated = np.full(count, -1)
-    for first in (one for one in map(_first_rows, numbers) if one is not None):
-        rows = np.flatnonzero((first < np.arange(count)) & (repeated < 0))
+    all_parts = [(part, _numbers(part, files)) for part in by_name.values()]
+    parts = [one for one in all_parts if (one[1] != one[1][:1]).any()] or all_parts
+    numbers = [number for _, number in parts]
+    sizes = [part.size for part, _ in parts]
+    repeated = np.full(len(numbers[0]) if numbers else 0, -1)
+    if len(parts) > 1:  # a sum: in any order
+        places = [
+            np.where(part.size, mixed(_starts(part, files), part.extent), np.uint64(0))
+            for part, _ in parts
+        ]
+        first = _first_rows(np.sum(places, axis=0, dtype=np.uint64))
+        if first is not None:
+            repeated = np.where(first < np.arange(len(first)), first, -1)
+    whole = np.sum(sizes, axis=0)
+    order = np.arange(len(repeated))
+    firsts = enumerate(map(_first_rows, numbers))
+    shared = [
+        place
+        for place, first in firsts
+        if first is not None and ((first < order) & (repeated < 0)).any()
+    ]
+    for chosen in _sets(sorted(shared, key=lambda place: -int(sizes[place].sum()))):
+        first = _first_rows(reduce(mixed, [numbers[place] for place in chosen]))
+        if first is None:
+            continue
+        rows = np.flatnonzero((first < order) & (repeated < 0))
         same = [number[rows] == number[first[rows]] for number in numbers]
-        sizes = [part.size[rows] for part in parts]
-        whole = np.sum(sizes, axis=0)
-        shared = 2 * np.sum([size * one for size, one in zip(sizes, same, strict=True)], axis=0)
-        is_one = (shared > whole) | ((shared == whole) & same[0])
-        repeated[rows[is_one]] = first[rows[is_one]]
+        common = np.sum([size[rows] * one for size, one in zip(sizes, same, strict=True)], axis=0)
+        rows = rows[2 * common >= whole[rows]]
+        repeated[rows] = first[rows]
     return repeated
+
+
+def common_parts(parts: RowParts, one: int, other: int) -> list[str]:
+    """The names of the parts that two rows share and not all rows do; none if they share all."""
+    files = _mapped_files()
+    numbers = {name: _numbers(part, files) for name, part in parts.items() if part.size[other]}
+    own = [name for name, number in numbers.items() if number[one] != number[other]]
+    return [
+        ".".join(map(str, name))
+        for name, number in numbers.items()
+        if own and name not in own and (number != number[0]).any()
+    ]
+
+
+def _sets(parts: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """The sets of parts that a row may share with an earlier one: of many parts, all sets of the
+    first ones, each part, and all.
+    """
+    few = parts[:MOST_SHARED]
+    some = (combinations(few, size) for size in range(2, len(few) + 1))
+    return chain(combinations(parts, 1), *some, [tuple(parts)] if parts[MOST_SHARED:] else [])
 
 
 def _first_rows(numbers: Numbers) -> Integers | None:
@@ -276,16 +337,21 @@ def _first_rows(numbers: Numbers) -> Integers | None:
     return None if len(first) == len(numbers) else first[back]
 
 
-def _numbers(part: Places, files: tuple[Numbers, Numbers, Numbers]) -> Numbers:
-    """A number for each place: equal for equal ones, and else different (to 2^-64)."""
+def _numbers(part: Places, files: Files) -> Numbers:
+    """A number for each place: equal for equal ones of this part, and else different (to 2^-64)."""
+    alike = (part.extent == part.extent[:1]).all()
+    return _starts(part, files) if alike else mixed(_starts(part, files), part.extent)
+
+
+def _starts(part: Places, files: Files) -> Numbers:
+    """The start of each place; in its file, where one is mapped."""
     begins, ends, shifts = files
     region = np.searchsorted(begins, part.start, side="right") - 1
-    start = part.start + np.where(part.start < ends[region], shifts[region], np.uint64(0))
-    alike = (part.extent == part.extent[:1]).all()
-    return start if alike else mixed(start, part.extent)
+    starts: Numbers = part.start + np.where(part.start < ends[region], shifts[region], np.uint64(0))
+    return starts
 
 
-def _mapped_files() -> tuple[Numbers, Numbers, Numbers]:
+def _mapped_files() -> Files:
     """Memory that is mapped from files: where each region begins and ends, in order, and what makes
     of an address there the number of its place in the file.
     """

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from fedlsg.rows.data_loader import dataset_of
-from fedlsg.rows.origin import OWN_COPY, check_parts, parts_of, parts_of_inputs
+from fedlsg.rows.origin import check_parts, own_copy, parts_of, parts_of_inputs
 from fedlsg.rows.row_memory import RowParts, earlier_rows, joined
 from fedlsg.simulations.workloads.base.parts import Parts, check_disjoint, distinct_names, label_of
 from fedlsg.simulations.workloads.base.split import hold_out
@@ -336,14 +336,16 @@ def check_once(bare: Sequence[Any], opened: Sequence[Any], called: Sequence[str]
     rows = np.concatenate([np.arange(size) for size in sizes])
     holders = np.repeat(np.arange(len(sizes)), sizes)
     parts = [_parts_of_rows(one, table) for one, table in zip(bare, opened, strict=True)]
-    earlier = earlier_rows(joined(parts, sizes))
+    places = joined(parts, sizes)
+    earlier = earlier_rows(places)
     again = np.flatnonzero(earlier >= 0)
     repeated = [(int(earlier[row]), int(row)) for row in again[:1]] or _same_labels(bare)
     for one, other in repeated:
         raise ValueError(
             f"{called[holders[other]]} has the row {rows[other]} that {called[holders[one]]} has "
             f"as row {rows[one]}{f' ({len(again)} in all)' if len(again) else ''}, and epsilon "
-            f"holds for a row that comes once: give each row to one client, once; {OWN_COPY}"
+            "holds for a row that comes once: give each row to one client, once; "
+            f"{own_copy(places, one, other)}"
         )
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from fedlsg.rows.arrow_memory import is_hub, of_column, of_hub, widest
+from fedlsg.rows.arrow_memory import input_names, is_hub, of_column, of_hub
 from fedlsg.rows.row_memory import RowParts, of_array, of_things
 from fedlsg.simulations.workloads.rows.columns import Table
 
 
 def parts_of_table(bare: Any, table: Table) -> RowParts:
-    """Where the values of the widest columns are; targets by a usual name do not count.
+    """Where the values of the columns are; targets by a usual name do not count.
 
     bare: the table as it was given, which a ``Table`` holds in columns of pyarrow.
     """
@@ -18,8 +18,12 @@ def parts_of_table(bare: Any, table: Table) -> RowParts:
         bare = bare[0]
     if is_hub(bare):
         return of_hub(bare, np.arange(table.size))
-    columns = enumerate(table.columns.items())
-    return widest({name: _of_column(bare, place, column) for place, (name, column) in columns})
+    places = {name: place for place, name in enumerate(table.columns)}
+    return {
+        (name,): part
+        for name in input_names(table.columns)
+        for part in _of_column(bare, places[name], table.columns[name]).values()
+    }
 
 
 def _of_column(bare: Any, place: int, column: Any) -> RowParts:

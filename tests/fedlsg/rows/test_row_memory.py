@@ -36,7 +36,7 @@ class Graph:
 def repeats(one: Any, other: Any) -> int:
     """Rows of the inputs ``other`` that are rows of ``one``, or earlier ones of ``other``."""
     parts = [parts_of_inputs(one), parts_of_inputs(other)]
-    sizes = [len(part[0].start) for part in parts]
+    sizes = [len(next(iter(part.values())).start) for part in parts]
     earlier = earlier_rows(joined(parts, sizes))
     assert (earlier < np.arange(sum(sizes))).all()
     return int((earlier[sizes[0] :] >= 0).sum())
@@ -86,6 +86,12 @@ ONE = {
         40,
     ),
     "half of the bytes, first": ({"x": X, "y": X.clone()}, {"x": X, "y": X.clone()}, 40),
+    "a dict in another order": (
+        {"u": X[:, :3], "v": X[:, 3:]},
+        [{"v": x[3:], "u": x[:3]} for x in X],
+        40,
+    ),
+    "a dict of one part": ({"x": X}, X, 40),
     "one sparse tensor": ((sparse := X.to_sparse()), sparse, 40),
     "one empty tensor": ((empty := torch.zeros(40, 0)), empty, 40),
 }
@@ -132,6 +138,25 @@ def test_rows_in_several_memories_are_several(case):
     one, other = SEVERAL[case]
     assert repeats(one, other) == 0
     assert (earlier_rows(parts_of_inputs(one)) < 0).all()
+
+
+def hub(texts):
+    """Rows of two columns of texts: one grows with the row, and the other shrinks."""
+    columns = {"a": [text * (row + 1) for row, text in enumerate(texts)]}
+    columns["b"] = [text * (40 - row) for row, text in enumerate(texts)]
+    columns |= {f"c{number}": texts for number in range(40)} | {"label": LABELS}
+    return datasets.Dataset.from_dict(columns)
+
+
+@pytest.mark.parametrize("count", [5, 20, 35])
+def test_a_slice_of_a_table_is_looked_at_in_the_same_columns(count):
+    """Whichever of them are the longest in it."""
+    texts = hub(["xyz"] * 40)
+    turned = texts.select(range(count)).select_columns(texts.column_names[::-1])
+    for again in (texts.select(range(count)), texts.select([*range(count)][::2]), turned):
+        with pytest.raises(ValueError, match=f"{len(again)} rows more than once"):
+            check_distinct(ConcatDataset([texts, again]), "rows")
+    check_distinct(ConcatDataset([texts, hub(["xyz"] * 40)]), "rows")
 
 
 @pytest.mark.parametrize("has_maps", [True, False])
@@ -182,6 +207,81 @@ def test_a_row_is_compared_with_one_row():
     check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[1], "w": X[9]}]], "rows")
     with pytest.raises(ValueError, match="1 row more than once"):
         check_distinct([(row, 0) for row in [*pairs, {"u": u[0], "v": v[0], "w": X[9]}]], "rows")
+
+
+TABLES = X[:9].view(3, 3, 6)
+"""Three tables of three things, which rows share."""
+
+
+def of_tables(*rows, own=0):
+    """Rows that have one thing of each table, and ``own`` numbers of their own."""
+    return [
+        (
+            {name: table[place] for name, table, place in zip("pqr", TABLES, places, strict=True)}
+            | ({"own": torch.zeros(own)} if own else {}),
+            0,
+        )
+        for places in rows
+    ]
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("again", [(0, 0, 0), (0, 0, 2), (0, 2, 0)])
+def test_a_row_is_not_hidden_behind_others_that_share_each_of_its_parts(own, again):
+    others = (0, 1, 1), (1, 0, 2), (2, 2, 0)
+    first = of_tables(*others, (0, 0, 0), own=own)
+    check_distinct(first, "rows")
+    rows = [*first, *of_tables(*[again] * 19, own=own)]
+    with pytest.raises(ValueError, match=r"more than once \(one of them (19|20) times"):
+        check_distinct(rows, "rows")
+
+
+def test_parts_that_change_their_names_make_no_row():
+    check_distinct([({"u": X[0], "v": X[1]}, 0), ({"u": X[2], "v": X[3]}, 0)], "rows")
+    with pytest.raises(ValueError, match="1 row more than once"):
+        check_distinct([({"u": X[0], "v": X[1]}, 0), ({"u": X[1], "v": X[0]}, 0)], "rows")
+
+
+@pytest.mark.parametrize("names", [("ids", "mask", "types"), ("types", "mask", "ids")])
+def test_what_all_rows_share_does_not_count(names):
+    """A mask and types of tokens; without tokens of their own rows are one."""
+    common = {"mask": torch.ones(6), "types": torch.zeros(6)}
+    expanded = {name: part.expand(40, 6) for name, part in common.items()}
+    for rows in (
+        ({name: (expanded | {"ids": X})[name] for name in names}, LABELS),
+        [({name: (common | {"ids": x})[name] for name in names}, 0) for x in X],
+    ):
+        check_distinct(rows, "rows")
+    for inputs in (expanded, expanded | {"ids": X[:1].expand(40, 6)}):
+        with pytest.raises(ValueError, match="one of them 40 times"):
+            check_distinct((inputs, LABELS), "rows")
+    twice = expanded | {"ids": torch.cat([X, X])[torch.arange(40) % 20]}
+    check_distinct((twice, LABELS), "rows")
+    views = [({**common, "ids": X[row % 20]}, 0) for row in range(40)]
+    with pytest.raises(ValueError, match="20 rows more than once"):
+        check_distinct(views, "rows")
+
+
+def test_a_refusal_names_the_part_that_two_rows_share_and_its_copy_passes():
+    mask = torch.ones(6)
+    other = {"q": torch.ones(6), "image": torch.ones(6), "mask": mask}, 0
+    rows = [({"q": x, "image": X[0], "mask": mask}, 0) for x in X[1:]]
+    copies = [({**row, "image": row["image"].clone()}, label) for row, label in rows]
+    with pytest.raises(
+        ValueError, match=r"share 'image' in memory need a copy of it each \(.clone"
+    ):
+        check_distinct([*rows, other], "rows")
+    check_distinct([*copies, other], "rows")
+    with pytest.raises(ValueError, match=r"need a copy each \(inputs.clone"):
+        check_distinct(rows[:1] * 2, "rows")
+
+
+def test_a_part_of_half_of_the_bytes_counts_under_every_name():
+    for names in ("ab", "ba"):
+        rows = [(dict(zip(names, (x, x.clone()), strict=True)), 0) for x in [*X[:5], *X[:5]]]
+        with pytest.raises(ValueError, match="5 rows more than once"):
+            check_distinct(rows, "rows")
+        check_distinct(rows[:5], "rows")
 
 
 def test_choices_of_the_hub_are_looked_through():

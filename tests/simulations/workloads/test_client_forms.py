@@ -476,6 +476,28 @@ def test_texts_of_the_hub_are_known_by_their_place():
         load(workload(train=texts[::2], test=TEXTS, transform=encode))
 
 
+@pytest.mark.parametrize("kind", [pd.DataFrame, pa.Table.from_pandas, datasets.Dataset.from_pandas])
+def test_a_slice_with_its_columns_in_another_order_is_refused(kind):
+    """It begins with row 0 and has the same rows: only its memory says whose they are."""
+
+    def with_texts():
+        sizes = range(N)
+        return FRAME.copy().assign(
+            a=["x" * (row + 1) for row in sizes], b=["y" * (N - row) for row in sizes]
+        )
+
+    whole, names = kind(with_texts()), list(with_texts().columns)
+    choose = {
+        pd.DataFrame: lambda count: whole.iloc[:count][names[::-1]],
+        pa.Table.from_pandas: lambda count: whole.slice(0, count).select(names[::-1]),
+    }.get(kind, lambda count: whole.select(range(count)).select_columns(names[::-1]))
+    test = {"test": FRAME_TEST, "inputs": ["x0", "x1"]}
+    with refused(f"that train[0] has as row 0 ({CUT} in all)"):
+        load(workload(train=[whole, choose(CUT)], **test))
+    made = load(workload(train=[whole, kind(with_texts()[names[::-1]])], **test))
+    assert len(made.train) == 2 * N
+
+
 def test_one_label_for_all_rows_is_no_repeat():
     test = INPUTS[:9], LABELS[:9]
     for data in ((X, Y[:1].expand(N)), [(x, 1) for x in X], (INPUTS, np.broadcast_to(1, N))):
