@@ -359,8 +359,8 @@ def downlink_facts(settings: Settings, state: Mapping[str, Any]) -> dict[str, An
         interrupted ones.
     interrupted: what was sent in rounds that were interrupted and run again by ``resume``. No other
         sum includes it.
-    added_variance: in units of the variance of the noise in the sum. Only codec ``noise-floor`` has
-        it, in its ``summary()``.
+    added_variance: in units of the variance of the noise in the sum. Of codecs that have it, in
+        their ``summary()``.
     """
     interrupted = state.get("interrupted", NOTHING)
     if settings.downlink == "full":

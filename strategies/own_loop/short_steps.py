@@ -21,6 +21,7 @@ from fedlsg.carriers import Dense, LowRank, RandomCarriers
 from fedlsg.method import Method
 from fedlsg.privacy.limits import budgets_now
 from fedlsg.strategies.own_loop.loop_account import Spending
+from fedlsg.user_code.short_traceback import user_level
 
 SHARE = 1.0
 """Of the length of the weights: Flower's template (62,006 weights, epsilon 8, 60 steps) was
@@ -62,7 +63,7 @@ def warn_of_short_steps(
         "learning_rate than one without a clip, such as 4; without learning_rate= a loop takes "
         "Adam at rates that need no tuning",
         RuntimeWarning,
-        stacklevel=5,  # two decorators of step are between
+        stacklevel=user_level(),
     )
 
 

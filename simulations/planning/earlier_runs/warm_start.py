@@ -13,6 +13,7 @@ other run has not seen are charged too much.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedlsg.accounting.population import front
 from fedlsg.privacy import SERVER, Entry, verify_extends
@@ -24,7 +25,7 @@ from fedlsg.simulations.planning.earlier_runs.continuity import digest_of_units
 from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, shorter
 from fedlsg.simulations.settings.rule_checker import without_effect
-from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.settings.settings import all_settings, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 
 DEALING = ("clients", "partition", "alpha", "shards_per_client", "holdout", "seed")
@@ -98,10 +99,10 @@ def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
     """Raise ValueError if clients of the other run had epsilons or deltas of their own, and one of
     them has none here, and may spend more: nobody does without a word.
     """
-    before, s = source.read_config(), base.settings
+    before, s = _known_settings(source), base.settings
     for what in BELOW:
         name = f"client_{what}s"
-        text, here = getattr(before, name), getattr(s, name)
+        text, here = before.get(name), getattr(s, name)
         if not text or not base.method.mechanism.private:
             continue
         each, common = numbered(text, what), getattr(s, what)
@@ -129,7 +130,7 @@ def start_notes(base: Base) -> tuple[str, ...]:
     source = RunDir.open(str(base.settings.start_from))
     if source.load_checkpoint()["plan"]["partition"] == digest_of_units(base):
         return ()
-    before, now = (_dealing(settings) for settings in (source.read_config(), base.settings))
+    before, now = map(_dealing, (_known_settings(source), values_of(base.settings)))
     names = [name for name in DEALING if before.get(name) != now.get(name)]
     was, has = (
         ", ".join(f"{name}={values[name]}" for name in names if name in values)
@@ -143,9 +144,16 @@ def start_notes(base: Base) -> tuple[str, ...]:
     )
 
 
-def _dealing(settings: Settings) -> dict[str, object]:
+def _known_settings(source: RunDir) -> dict[str, Any]:
+    """What another run's settings say, of those that still exist: one that went away ends no start
+    from its weights.
+    """
+    given = {key.replace("-", "_"): value for key, value in source.read_raw_config().items()}
+    return {name: given[name] for name in all_settings() if name in given}
+
+
+def _dealing(values: Mapping[str, Any]) -> dict[str, object]:
     """The settings that say who holds which row, without those that have no effect."""
-    values = values_of(settings)
     idle = without_effect(values)
     return {name: values[name] for name in DEALING if name in values and name not in idle}
 
