@@ -273,7 +273,10 @@ def earlier_rows(by_name: RowParts) -> Integers:
     It does so if it has that row's parts, under whatever names, or if half of its bytes or more are
     that row's. So a copy of a small part makes no other row, and rows may share a small one, as
     categories. A part that is one place in all rows, as a mask, counts only where all parts are.
+    Of parts of several lengths, which who reads them refuses, nothing is said.
     """
+    if len({len(part.start) for part in by_name.values()}) > 1:
+        return np.empty(0, dtype=np.int64)
     files = _mapped_files()
     all_parts = [(part, _numbers(part, files)) for part in by_name.values()]
     parts = [one for one in all_parts if (one[1] != one[1][:1]).any()] or all_parts

@@ -309,3 +309,8 @@ def test_an_example_that_is_a_list_twice_is_seen_by_its_object():
     with pytest.raises(ValueError, match="one of them 9 times"):
         check_distinct([text] * 9, "rows")
     check_distinct([("a text", place % 2) for place in range(9)], "rows")
+
+
+def test_parts_of_several_lengths_are_for_their_reader_to_refuse():
+    x = torch.randn(6, 2)
+    assert not len(earlier_rows(parts_of_inputs({"a": x, "b": x[1:]})))
