@@ -125,9 +125,12 @@ class Writer:
 
 
 def _samples(tensors: Iterable[Tensor]) -> Tensor:
-    """At most some SAMPLED numbers of each tensor, from all of it."""
-    flat = [tensor.detach().flatten() for tensor in tensors]
-    some = [each[:: len(each) // SAMPLED + 1].float() for each in flat]
+    """At most some SAMPLED numbers of each real tensor, from all of it, whatever devices they are
+    on.
+    """
+    real = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
+    flat = [tensor.detach().flatten() for tensor in real]
+    some = [each[:: len(each) // SAMPLED + 1].float().cpu() for each in flat]
     return torch.cat(some) if some else torch.empty(0)
 
 

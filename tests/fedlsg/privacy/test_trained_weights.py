@@ -192,6 +192,22 @@ def test_numbers_that_come_without_a_new_version_are_seen(through):
         writer.check(model, "")
 
 
+@pytest.mark.parametrize(
+    "other", [torch.ones(3, dtype=torch.complex64), torch.ones(3, device="meta")]
+)
+def test_parameters_without_real_numbers_here_are_left_out(other):
+    """Those on several devices are compared where the processor is: meta stands for another."""
+    model, writer = net(), Writer()
+    model.register_parameter("other", nn.Parameter(other))
+    writer.begin(dict(model.named_parameters()))
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    writer.note(dict(model.named_parameters()))
+    writer.check(model, "")
+    model[0].weight.data.mul_(2.0)
+    assert not writer._wrote(dict(model.named_parameters()))  # the control
+
+
 def test_digests_are_of_numbers_wherever_they_lie():
     weight = torch.randn(64, 128)
     assert digest_of(weight) == digest_of(weight.T.contiguous().T) == digest_of(weight.double())
