@@ -16,6 +16,7 @@ Around a pass:
     loss_contents  what a loss holds besides its code
     independence   the check that a model and a loss treat examples independently
     layer_faults   torch's errors about a layer's inputs, in words
+    device_sums    norms and sums of all gradients on a GPU, with their rounding bounded
 """
 
 from fedlsg.gradients.calls import registered_layers

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedlsg.gradients import GhostGradients, without_autocast
+from fedlsg.gradients.device_sums import GROUP_ROUNDING, sum_in_groups
 from fedlsg.privacy.clip_norms import Gradients, clip_factors, clip_norms
-from fedlsg.privacy.device_sums import GROUP_ROUNDING, sum_in_groups
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, reads_once, weighted_sum
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients
-from fedlsg.privacy.device_sums import upper_norms
+from fedlsg.gradients.device_sums import upper_norms
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, reads_once
 

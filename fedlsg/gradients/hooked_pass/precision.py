@@ -10,7 +10,7 @@ precision that autocast gives them.
 TF32 is no setting here: torch decides it, for convolutions of CUDA by default, for products where a
 user allows it. It rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to:
 norms are taken in float64, of the numbers that are summed, or are proven upper bounds (on a GPU:
-``privacy.device_sums``); the clip's factors multiply these numbers in float32 at least, in a matrix
+``device_sums``); the clip's factors multiply these numbers in float32 at least, in a matrix
 product only where it ``keeps_digits``; ghost clipping is used only where no product and no
 convolution is rounded. So TF32 reaches forward, backward and what is computed from public weights,
 and never the clip.

@@ -8,14 +8,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedlsg.privacy import Mechanism, clip, clip_norms, clipped_sum, device_sums
-from fedlsg.privacy.device_sums import (
+from fedlsg.gradients import device_sums
+from fedlsg.gradients.device_sums import (
     GROUP_ROUNDING,
     GROUP_ROWS,
     all_digits,
     sum_in_groups,
     upper_norms,
 )
+from fedlsg.privacy import Mechanism, clip, clip_norms, clipped_sum
 from fedlsg.tensors import keeps_digits
 from fedlsg.training.local_training import Shape, runs_of
 
