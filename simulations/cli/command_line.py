@@ -308,9 +308,11 @@ def main() -> None:
         fail(f"{said}{option_hint(error)}{elsewhere(said)}", error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail(INTERRUPTED, signals.status())
-    except SystemExit as end:  # rich's answer to a closed pipe, as `| head` leaves it
-        closed = isinstance(end.__context__, BrokenPipeError)
-        fail("its output was closed" if closed else INTERRUPTED, int(end.code or 0))
+    except SystemExit as end:
+        # rich's answer to a closed pipe, as `| head` leaves it: the reader has what it wanted
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(end.code)
+        fail(INTERRUPTED, int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get(VARIABLE) == FULL:
             traceback.print_exception(error)

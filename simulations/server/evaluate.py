@@ -13,12 +13,13 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor, nn
 
 from fedlsg.carriers.personal import personal_names
@@ -44,13 +45,15 @@ class Score:
     """Accuracy in 0..1 and mean loss; for several splits, their means with equal weights.
 
     ``accuracy`` is None where targets are no classes. ``by_split`` has the accuracy of each split,
-    ``metrics`` those of the workload, by name.
+    ``metrics`` those of the workload, by name. ``by_class`` has the test rows of each class, in
+    the order of the classes, and how many of them are right, over all splits.
     """
 
     accuracy: float | None
     loss: float
     by_split: Mapping[str, float]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    by_class: Sequence[tuple[int, int]] = ()
 
 
 class Evaluation:
@@ -151,7 +154,14 @@ def score(
             name: sum(split_score.metrics[name] for split_score in scores) / len(scores)
             for name in workload.metrics
         },
+        by_class=_sum_of_counts([split_score.by_class for split_score in scores]),
     )
+
+
+def _sum_of_counts(splits: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Counts of each class over all splits, of which some may lack the last classes."""
+    by_class = zip_longest(*splits, fillvalue=(0, 0))
+    return [(sum(rows for rows, _ in one), sum(right for _, right in one)) for one in by_class]
 
 
 @torch.no_grad()
@@ -174,7 +184,9 @@ def evaluate(
     # a frozen part may stay in evaluation mode
     training = {module: module.training for module in model.modules()}
     model.eval()
-    correct, total = 0, 0.0
+    total = 0.0
+    labels: list[Tensor] = []
+    right: list[Tensor] = []
     seen: list[list[Tensor]] = []
     with restored(loss):  # clients of this process have the same one
         for rows in split.order(torch.arange(len(split))).split(batch_size):
@@ -186,20 +198,32 @@ def evaluate(
                 kept = scores_of(outputs), targets
                 seen.append([tensor.to("cpu", copy=True) for tensor in kept])
             if classes:
-                correct += int((classes_of(outputs, targets, loss) == targets).sum())
+                labels.append(targets.flatten().cpu())
+                right.append((classes_of(outputs, targets, loss) == targets).flatten().cpu())
             # last: it may work in place
             total += float(loss(outputs, targets).sum())
     for module, mode in training.items():
         module.training = mode
+    by_class = _counts_by_class(torch.cat(labels), torch.cat(right)) if classes else []
     return Score(
-        accuracy=correct / len(split) if classes else None,
+        accuracy=sum(count for _, count in by_class) / len(split) if classes else None,
         loss=total / len(split),
         by_split={},
+        by_class=by_class,
         metrics={
             name: measure(name, metric, *map(torch.cat, zip(*seen, strict=True)))
             for name, metric in metrics.items()
         },
     )
+
+
+def _counts_by_class(
+    labels: Int64[Tensor, " n"], right: Bool[Tensor, " n"]
+) -> list[tuple[int, int]]:
+    """Rows of each class, and how many of them are right."""
+    rows = torch.bincount(labels)
+    right_rows = torch.bincount(labels[right], minlength=len(rows))
+    return list(zip(rows.tolist(), right_rows.tolist(), strict=True))
 
 
 def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:

@@ -104,6 +104,7 @@ def summarize(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         ),
         "accuracy": outcome.score.accuracy,
         "accuracy_by_split": dict(outcome.score.by_split),
+        **({} if settings.tests_private_rows else _by_class(outcome.score)),
         **({"personal": plan.method.personal} if plan.method.personal else {}),
         **({} if outcome.by_client is None else {"accuracy_by_client": outcome.by_client.facts}),
         **({"by_client": shared} if (shared := shared_rows(plan, outcome.clients)) else {}),
@@ -144,6 +145,16 @@ def summarize(plan: Plan, outcome: Outcome) -> dict[str, Any]:
 def _constant(of_mean: Score) -> dict[str, Any]:
     """Loss and metrics of a model that predicts the mean of the test targets."""
     return {"loss": of_mean.loss, **({"metrics": dict(of_mean.metrics)} if of_mean.metrics else {})}
+
+
+def _by_class(score: Score) -> dict[str, Any]:
+    """Test rows of each class and its recall, the share of them that are right; None without rows.
+
+    Not of private rows: counts of their classes are in it.
+    """
+    counts = score.by_class
+    recalls = [{"rows": rows, "recall": right / rows if rows else None} for rows, right in counts]
+    return {"recall_by_class": recalls} if recalls else {}
 
 
 def _seconds(outcome: Outcome) -> dict[str, float]:

@@ -59,7 +59,11 @@ class Data:
         str | None, Setting("The preset that a run was made from; fedlsg writes it.")
     ] = None
     model: Annotated[
-        str | None, Setting("Model that is trained; the workload's own by default.")
+        str | None,
+        Setting(
+            "Model that is trained, one of the workload's: plan with a wrong name lists them; its "
+            "first by default."
+        ),
     ] = None
     pretrained: Annotated[
         str | None,

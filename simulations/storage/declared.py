@@ -385,6 +385,7 @@ AT_SERVER = Released(
             "clients",
             "accuracy",
             "accuracy_by_split",
+            "recall_by_class",
             "accuracy_by_client",
             "loss",
             "features",

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlsg.simulations.planning.advice.remarks import rho_words
 from fedlsg.simulations.report.drawing.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
+from fedlsg.simulations.report.page_of_run.class_table import class_parts
 from fedlsg.simulations.report.page_of_run.client_table import client_parts
 from fedlsg.simulations.report.page_of_run.data_facts import data_facts
 from fedlsg.simulations.report.page_of_run.run_charts import clients, costs, quality
@@ -219,8 +220,8 @@ def _cards(cards: Sequence[Tile]) -> list[Part]:
 
 
 def _quality(result: Result, against: Result | None) -> list[Part]:
-    """What was measured, against guessing or predicting the mean; round by round, and of each
-    client.
+    """What was measured, against guessing or predicting the mean: round by round, and of each class
+    and client.
     """
     drawn, verdict = quality(result, against), works(result)
     words = [EACH, *([SHARE] if result.accuracy is not None else []), *_references(drawn)]
@@ -231,6 +232,7 @@ def _quality(result: Result, against: Result | None) -> list[Part]:
         *([Text(words=gap)] if (gap := gap_words(result, against)) else []),
         *facts_if_any(_chosen(result, MADE_OF)),
         *_figure(drawn, " ".join(words)),
+        *class_parts(result),
         *client_parts(result.summary.get("by_client", []), chance),
     ]
 

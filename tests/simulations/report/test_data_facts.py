@@ -13,6 +13,7 @@ from torch import nn
 import fedlsg
 from fedlsg.simulations.cli.command_line import merge
 from fedlsg.simulations.planning.advice.alike_names import alike_line
+from fedlsg.simulations.report.page_of_run.class_table import class_parts
 from fedlsg.simulations.report.page_of_run.data_facts import data_facts
 from fedlsg.simulations.report.page_of_run.run_page import run_page, typed_command
 from fedlsg.simulations.settings.own_epsilons import text_of
@@ -176,6 +177,21 @@ def test_a_run_says_so_before_it_starts(tmp_path, capsys):
     town = [TOWNS[at % 2] for at in range(60)]
     quick(tmp_path / "run", partition=town, clients=None, quiet=False)
     assert "differ in case or blanks alone" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_recall_of_each_class_is_on_the_page_by_its_name(run):
+    summary = read_run(Path(run.directory)).summary
+    recalls = summary["recall_by_class"]
+    assert [row["rows"] for row in recalls] == [int((TEST[1] == k).sum()) for k in range(3)]
+    right = sum(row["rows"] * (row["recall"] or 0) for row in recalls)
+    assert right / len(TEST[1]) == pytest.approx(summary["accuracy"])
+    (table,) = class_parts(read_run(Path(run.directory)))
+    assert {row.cells[0] for row in table.rows} == {"healthy", "ill", "unknown"}
+
+
+def test_negative_control_private_rows_show_no_counts_of_their_classes(tmp_path):
+    result = quick(tmp_path / "run", holdout=0.2, test=None)
+    assert "recall_by_class" not in read_run(Path(result.directory)).summary
 
 
 def test_the_refusal_of_holdout_names_a_way_out(tmp_path):

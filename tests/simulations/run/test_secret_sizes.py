@@ -39,7 +39,15 @@ from fedlsg.training.persons import numbers_of
 PERSONS, CLIENTS, MOVED = 24, 6, 3
 """Persons or clients, and the one whose number of rows is another in the second data set."""
 NAMES = list("abcd")
-OF_NOISE = {"accuracy", "loss", "accuracy_by_split", "sha256", "prev", "data_sha256"}
+OF_NOISE = {
+    "accuracy",
+    "loss",
+    "accuracy_by_split",
+    "recall_by_class",
+    "sha256",
+    "prev",
+    "data_sha256",
+}
 OF_TIME = {"seconds", "wall_seconds", "transfer_seconds", "start", "hardware", "time", "run-dir"}
 
 

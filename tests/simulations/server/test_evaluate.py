@@ -57,6 +57,7 @@ def test_evaluation_by_hand_shortest_texts_first():
     measured = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
     assert model.widths == [1, 4]  # two short texts together, two long ones together
     assert measured.accuracy == 0.75
+    assert measured.by_class == [(2, 1), (2, 2)]
     margins = [4.0, 2.0, -3.0, 1.0]  # of the right answer, halved: the logits are -s and s
     assert measured.loss == pytest.approx(
         sum(math.log1p(math.exp(-2 * m)) for m in margins) / 4, rel=1e-5
