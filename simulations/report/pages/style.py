@@ -200,7 +200,12 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .cards td::before { content: attr(data-label); float: left; color: var(--dim); font-weight: 400; margin-right: 1rem; }
   .data th, td.left:last-child { white-space: normal; min-width: 0; }
   img { max-width: none; }
-  .gallery img { width: clamp(160px, 43vw, var(--side)); }
+  .gallery thead { display: none; }
+  .gallery, .gallery tbody { display: block; }
+  .gallery tr { display: grid; grid-template-columns: 1fr 1fr; gap: .8rem; padding: .8rem 0; border-bottom: 1px solid var(--bar); }
+  .gallery td { padding: 0; min-width: 0; }
+  .gallery td::before { content: attr(data-label); display: block; font-weight: 600; margin-bottom: .2rem; }
+  .gallery img { width: 100%; max-width: var(--side); }
   .meters li { grid-template-columns: 1fr; }
   .meters .note { grid-row: 3; text-align: left; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }

@@ -297,7 +297,7 @@ PARTS = {
 <thead><tr>{% for name in part.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in part.rows %}
-<tr>{% for shot in row %}<td>{% if shot.uri %}<img src="{{ shot.uri }}"
+<tr>{% for shot in row %}<td data-label="{{ part.columns[loop.index0] }}">{% if shot.uri %}<img src="{{ shot.uri }}"
  alt="{{ part.columns[loop.index0] }}: {{ shot.words }}">
 {% endif %}<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></td>{% endfor %}</tr>
 {% endfor %}
