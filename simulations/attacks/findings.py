@@ -379,7 +379,7 @@ class Findings:
     granted: assumptions in addition to those of the threat model.
     limits: what a reader should know about the numbers.
     best: of the strongest attack; None if there is none.
-    private: whether the attacked updates have noise that epsilon counts.
+    private: whether the attacked updates have noise, also that of a reproducible record.
     """
 
     label: str
@@ -452,7 +452,7 @@ def findings_of(found: Results) -> Findings:
     }
     return Findings(
         label=found.record.base.settings.method,
-        private=seen.mechanism.private and not found.record.base.settings.reproducible,
+        private=seen.mechanism.private,
         verdict=judged.words,
         grade=judged.grade,
         facts={**privacy_facts(found.record, seen, found.membership), **facts},

@@ -100,6 +100,7 @@ def test_one_command_shows_the_same_examples_with_and_without_noise(out):
     ):
         assert words in page
     assert "batches of its own" not in page
+    assert page.count("were made without privacy") == 1  # those of "without noise" alone
 
 
 def test_both_runs_see_the_same_rows_and_equal_settings_the_same_payloads(out, tmp_path):
