@@ -28,8 +28,9 @@ def data_root(data_dir: Path | None) -> Path | None:
 def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> Path | None:
     """The folder that holds the shards of a data set; None without a mirror.
 
-    It is ``OWNER/NAME/<subset>`` in the mirror or, without the owner, ``NAME/<subset>``. With
-    ``subset`` None it is the data set's own folder, or the only folder in it that holds shards.
+    It is ``OWNER/NAME/<subset>`` in the mirror or, without the owner, ``NAME/<subset>``. The given
+    folder may also be ``NAME`` itself. With ``subset`` None it is the data set's own folder, or the
+    only folder in it that holds shards.
     Raises FileNotFoundError, listing the existing folders, and ValueError for an invalid name.
     """
     _check_name("dataset", dataset, _DATASET)
@@ -53,11 +54,15 @@ def _check_name(setting: str, value: str, form: re.Pattern[str]) -> None:
 
 
 def _dataset_folder(root: Path, dataset: str, subset: str | None, source: str) -> Path:
-    """The folder of a data set in the mirror, with or without the owner's name."""
+    """The folder of a data set in the mirror, with or without the owner's name; the mirror itself
+    if it is that folder.
+    """
     _, _, name = dataset.rpartition("/")
     for folder in (root / dataset, root / name):
         if folder.is_dir():
             return folder
+    if root.is_dir() and root.resolve().name == name:
+        return root
     missing = f"no folder {dataset} in {root}" if root.is_dir() else f"there is no folder {root}"
     raise FileNotFoundError(
         f"{missing} ({source}); expected the files of the Hugging Face data "

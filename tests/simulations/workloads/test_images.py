@@ -181,6 +181,16 @@ def test_images_of_the_hub_are_read_by_the_rule_of_folders(mode, tmp_path):
     torch.testing.assert_close(inputs[0], wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("given", ["", "someone", "someone/animals"])
+def test_the_given_folder_is_a_mirror_an_owner_or_the_data_set_itself(given, tmp_path):
+    make_hf(tmp_path)
+    folder = tmp_path / "someone" / "animals" / "default"
+    for subset in ("default", None):
+        assert find_folder("someone/animals", subset, data_dir=tmp_path / given) == folder
+    with pytest.raises(FileNotFoundError, match="no folder someone/plants"):
+        find_folder("someone/plants", None, data_dir=tmp_path / given)
+
+
 @pytest.mark.parametrize("name", ["../animals", "/etc", "a/b/c", "a/../b", "", "a//b", "a/."])
 def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=r"expected dataset=.* to be a name"):
