@@ -147,7 +147,7 @@ figcaption { margin-top: .5rem; }
 .controls [aria-pressed=true], .controls [aria-pressed=true]:hover { background: var(--link); color: var(--paper); border-color: var(--link); }
 .canvas { position: relative; overflow: hidden; }
 .canvas canvas:focus-visible { outline-offset: -3px; }
-.still { display: block; width: min(100%, 50rem); height: auto; overflow: visible; }
+.still { display: block; width: min(100%, calc(1.15 * var(--wide))); height: auto; overflow: visible; }
 .still * { stroke-linejoin: round; stroke-linecap: butt; }
 .live .still { display: none; }
 .live .panels, .live .keys { background: none; color: inherit; }

@@ -326,7 +326,7 @@ PARTS = {
 {% for panel in part.panels %}
 <div class="panel"><p class="title">{{ panel.title }}</p>
 {{ keys(panel.legend) }}
-<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
+<svg role="img" class="still" style="--wide: {{ panel.size[0] }}px" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
  aria-label="{{ panel.title }}. {{ panel.words }}">
 {{- panel.svg | safe }}</svg></div>
 {% endfor %}
