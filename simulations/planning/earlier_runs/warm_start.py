@@ -71,7 +71,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"{where} is a run of a deployment, and its ledgers are with its clients: their own "
             "ledgers count every run"
         )
-    _check_own_budgets(source, base, where)
+    _check_own_budgets(saved, source, base, where)
     verify_extends(saved["ledgers"], source.ledgers)
     every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
     charged = {client: entries for client, entries in every.items() if entries}
@@ -95,9 +95,13 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
     }
 
 
-def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
+def _check_own_budgets(
+    saved: Mapping[str, dict[str, object]], source: RunDir, base: Base, where: str
+) -> None:
     """Raise ValueError if clients of the other run had epsilons or deltas of their own, and one of
     them has none here, and may spend more: nobody does without a word.
+
+    Where clients have other rows than there, each may hold those of the client with the smallest.
     """
     before, s = _known_settings(source), base.settings
     for what in BELOW:
@@ -105,7 +109,11 @@ def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
         text, here = before.get(name), getattr(s, name)
         if not text or not base.method.mechanism.private:
             continue
-        each, common = numbered(text, what), getattr(s, what)
+        had, common = numbered(text, what), getattr(s, what)
+        each, moved = had, ""
+        if not _holds_the_same(saved, source, base):
+            each = dict.fromkeys(range(len(base.clients.sizes)), min(had.values()))
+            moved = " and had other data or another partition, so nobody knows who they are here"
         named = numbered(here, what) if here else {}
         raised = [
             client
@@ -114,11 +122,11 @@ def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
         ]
         if not raised:
             continue
-        had = shorter(", ".join(f"#{client}={each[client]:g}" for client in raised))
+        shown = ", ".join(f"#{client}={had[client]:g}" for client in (had if moved else raised))
         instead = f"{what}={common:g}" if common else f"noise_multiplier={s.noise_multiplier:g}"
         raise ValueError(
-            f"{where} gave clients an own {what} each ({name}={had!r}), and this run "
-            f"would give all of them {instead}: give {name}= again, for both runs together, as "
+            f"{where} gave clients an own {what} each ({name}={shorter(shown)!r}){moved}, and this "
+            f"run would give all of them {instead}: give {name}= again, for both runs together, as "
             f"{name}='#{raised[0]}={what.upper()}, ...' with each client's, by name or number"
         )
 

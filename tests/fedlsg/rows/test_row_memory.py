@@ -294,6 +294,26 @@ def test_choices_of_the_hub_are_looked_through():
             check_distinct(again, "rows")
 
 
+def of_numbers(number):
+    return {"age": 3.0, "height": 2.0, "label": number % 3}
+
+
+def test_a_dict_of_numbers_is_known_by_itself():
+    """Its inputs, without the target, are a dict of the moment: an id of nothing."""
+    check_distinct([of_numbers(row) for row in range(40)], "rows")
+    check_distinct(ConcatDataset([[of_numbers(row) for row in range(40)] for _ in "ab"]), "rows")
+    row = of_numbers(0)
+    with pytest.raises(ValueError, match="one of them 40 times"):
+        check_distinct([row] * 40, "rows")
+    with pytest.raises(ValueError, match="one of them 2 times"):
+        check_distinct(ConcatDataset([[row], [of_numbers(1), row]]), "rows")
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct([{**row, "x": X[0]}] * 9, "rows")
+    inputs = {"age": 3.0, "height": 2.0}
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct([(inputs, label) for label in range(9)], "rows")
+
+
 def test_labels_make_no_row():
     label = torch.tensor(1)
     check_distinct([(x, label) for x in X], "rows")
