@@ -132,9 +132,9 @@ def of_object_array(array: np.ndarray, rows: Integers) -> RowParts:
     return _of_each(things, map(_holder_in, things, holders))
 
 
-def of_list(things: Sequence[Any], rows: Integers) -> RowParts:
-    """Rows of a list. A thing in one that has no memory of its own, such as a text, is known by its
-    place in the list; within an example (inputs, target), by the example.
+def of_list(things: Any, rows: Integers) -> RowParts:
+    """Rows of a list, or of what has numbers as one. A thing in it that has no memory of its own,
+    such as a text, is known by its place there; within an example (inputs, target), by the example.
     """
     examples = [things[row] for row in rows.tolist()]
     inputs = [inputs_of(example) for example in examples]

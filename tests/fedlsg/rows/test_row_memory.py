@@ -2,7 +2,7 @@
 second maps of a file, objects, and parts of several sizes.
 """
 
-from collections import namedtuple
+from collections import UserList, deque, namedtuple
 from datetime import date
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from fedlsg.rows import row_memory
 from fedlsg.rows.origin import check_distinct, parts_of_inputs
@@ -312,6 +312,23 @@ def test_a_dict_of_numbers_is_known_by_itself():
     inputs = {"age": 3.0, "height": 2.0}
     with pytest.raises(ValueError, match="one of them 9 times"):
         check_distinct([(inputs, label) for label in range(9)], "rows")
+
+
+HOLDERS = {
+    "deque": deque,
+    "UserList": UserList,
+    "dict": lambda rows: dict(enumerate(rows)),
+    "Subset of a tuple": lambda rows: Subset(tuple(rows), range(len(rows))),  # type: ignore[arg-type]
+    "tuples": lambda rows: ConcatDataset([tuple(rows[:1]), tuple(rows[1:])]),  # type: ignore[list-item]
+    "StackDataset": lambda rows: StackDataset(tuple(x for x, _ in rows), LABELS[: len(rows)]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_rows_in_every_container_are_looked_at(holder):
+    check_distinct(HOLDERS[holder]([(x, 0) for x in X]), "rows")
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct(HOLDERS[holder]([(X[0], 0) for _ in range(9)]), "rows")
 
 
 def test_labels_make_no_row():
