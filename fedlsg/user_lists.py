@@ -62,7 +62,7 @@ class UserList:
 
     def _drafts(self) -> list[Path]:
         with suppress(OSError, RuntimeError):
-            return sorted(self.drafts.iterdir())
+            return sorted(path for path in self.drafts.iterdir() if path.is_file())
         return []
 
     def take_in_drafts(self) -> None:
