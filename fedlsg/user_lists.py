@@ -2,12 +2,16 @@
 weights that he trained.
 
 They are in his own configuration folder, for his eyes only. Where no such file can be kept, or
-others could have written it, nothing is known.
+others could have written it, nothing is known. Entries that change often are in a file of their own
+(``Draft``), so that other processes know them at once.
 """
 
 import os
+import re
+import secrets
 import stat
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +19,12 @@ from pathlib import Path
 
 from fedlsg.atomic_write import write_atomically
 from fedlsg.locks import locked
-from fedlsg.owner_only import make_folder
+from fedlsg.owner_only import make_folder, open_private
+
+SECONDS_OF_DRAFTS = 86_400
+"""From this age on, entries of a draft whose process was killed move into the list."""
+_WHOLE = re.compile(rb"(?:[0-9a-f]{2})+  .+")
+"""A line that was not read while it was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +51,27 @@ class UserList:
         return bool(digest) and _line(digest, of) in self._lines()
 
     def entries(self) -> list[tuple[str, str]]:
-        """Digests, each with what it is of, the oldest first."""
-        return [_parsed(line) for line in self._lines()]
+        """Digests, each with what it is of, the oldest first; then those of drafts."""
+        drafted = [entry for draft in self._drafts() for entry in _entries_of(draft)]
+        return [*map(_parsed, self._lines()), *drafted]
+
+    @property
+    def drafts(self) -> Path:
+        """The folder of drafts."""
+        return self.place.with_name(f"{self.name}-now")
+
+    def _drafts(self) -> list[Path]:
+        with suppress(OSError, RuntimeError):
+            return sorted(path for path in self.drafts.iterdir() if path.is_file())
+        return []
+
+    def take_in_drafts(self) -> None:
+        """Put the entries of old drafts into the list. A draft that is still used begins again."""
+        for draft in self._drafts():
+            with suppress(OSError):
+                if time.time() - draft.stat().st_mtime > SECONDS_OF_DRAFTS:
+                    self.remember(_entries_of(draft))
+                    draft.unlink(missing_ok=True)
 
     def _lines(self) -> list[bytes]:
         with suppress(OSError, RuntimeError):
@@ -70,6 +98,54 @@ class UserList:
                 write_atomically(file, b"".join(line + b"\n" for line in lasting), private=True)
         except (OSError, RuntimeError) as error:
             print(f"fedlsg: {self.lost} ({error})", file=sys.stderr)
+
+
+class Draft:
+    """Entries of a list that change often, such as with each step: a write takes microseconds. They
+    count until ``end``, and stay where the process is killed. A folder that cannot be written keeps
+    none.
+    """
+
+    def __init__(self, of: UserList) -> None:
+        self._list, self._path = of, Path()
+        self._descriptor, self._process = -1, 0
+
+    def write(self, entries: Iterable[tuple[str, str]]) -> None:
+        """Let these be the entries."""
+        content = b"".join(_line(digest, of) + b"\n" for digest, of in entries)
+        with suppress(OSError, RuntimeError):
+            if not self._is_open():
+                self._open()
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, content)
+            os.ftruncate(self._descriptor, len(content))
+
+    def end(self) -> None:
+        """The entries are in the list now, or count no more."""
+        if self._is_open():
+            os.close(self._descriptor)
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            self._descriptor = -1
+
+    def _is_open(self) -> bool:
+        """Whether the file is there, and this process's own: not that of one which forked it."""
+        opened = self._descriptor >= 0 and self._process == os.getpid()
+        return opened and os.fstat(self._descriptor).st_nlink > 0
+
+    def _open(self) -> None:
+        if self._descriptor >= 0 and self._process == os.getpid():
+            os.close(self._descriptor)
+        self._descriptor, self._process = -1, os.getpid()
+        make_folder(self._list.drafts)
+        self._path = self._list.drafts / f"{self._process}-{secrets.token_hex(8)}"
+        self._descriptor = open_private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
+def _entries_of(draft: Path) -> list[tuple[str, str]]:
+    with suppress(OSError):
+        return [_parsed(line) for line in _read(draft) if _WHOLE.fullmatch(line)]
+    return []
 
 
 def _line(digest: str, of: str) -> bytes:

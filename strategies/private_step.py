@@ -258,7 +258,7 @@ class PrivateStep:
         )
         self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
         self._record = WeightsRecord(self._account.writer, self.ledger)
-        weakref.finalize(self, self._record.write)
+        weakref.finalize(self, self._record.end)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example, isolation)
@@ -451,6 +451,7 @@ class PrivateStep:
         finally:
             rows.draw_from(None)
             self._note()  # also what was interrupted has moved weights
+            self._record.draft()
         self._rehearsals.passed()
         self._record.now_and_then()
 
@@ -505,6 +506,7 @@ class PrivateStep:
                 yield model
         finally:
             self._note()
+            self._record.draft()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise,

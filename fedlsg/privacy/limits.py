@@ -52,29 +52,39 @@ class Held:
 
 
 _NOW: ContextVar[Held | None] = ContextVar("limits", default=None)
+_ALL: list[Held] = []
+"""What holds anywhere in this process. A thread that code of the app has started has no limits of
+its own, and keeps to all of these.
+"""
 
 
 @contextmanager
 def held_to(limits: Limits) -> Iterator[Held]:
-    """Inside, no ledger takes an entry beyond ``limits``. It raises BudgetError before a charge."""
+    """Inside, no ledger takes an entry beyond ``limits``, nor in threads that begin there. It
+    raises BudgetError before a charge.
+    """
     token = _NOW.set(held := Held(limits))
+    _ALL.append(held)
     try:
         yield held
     finally:
+        _ALL.remove(held)
         _NOW.reset(token)
+
+
+def _held_now() -> list[Held]:
+    held = _NOW.get()
+    return [*_ALL] if held is None else [held]
 
 
 def budgets_now() -> tuple[tuple[float, float], ...]:
     """The budgets (epsilon, delta) that hold now; none without limits."""
-    held = _NOW.get()
-    return () if held is None else held.limits.budgets
+    return tuple(budget for held in _held_now() for budget in held.limits.budgets)
 
 
 def check_limits(entry: Entry, would_exceed: WouldExceed) -> None:
     """Raise BudgetError for an entry beyond the limits that hold now; nothing is charged then."""
-    held = _NOW.get()
-    if held is None:
-        return
-    held.refused = held.limits.refusal(entry, would_exceed)
-    if held.refused is not None:
-        raise BudgetError(held.refused)
+    for held in _held_now():
+        held.refused = held.limits.refusal(entry, would_exceed)
+        if held.refused is not None:
+            raise BudgetError(held.refused)

@@ -79,9 +79,10 @@ class Writer:
         parameters = dict(model.named_parameters())
         if self.fresh_data or self._wrote(parameters):
             return
-        digests = digests_of(parameters)
-        for name, p in parameters.items():
-            writers = {_PARAMETERS.get(p), *map(_DIGESTS.get, digests[name])} - {None, self}
+        tensors = parameters | dict(model.named_buffers())  # weights may be frozen as buffers
+        digests = digests_of(tensors)
+        for name, tensor in tensors.items():
+            writers = {_PARAMETERS.get(tensor), *map(_DIGESTS.get, digests[name])} - {None, self}
             if not all(self.lasting and writer.lasting for writer in writers):
                 raise ValueError(
                     f"{name} was trained by an earlier private step or run, which this one would "

@@ -6,6 +6,7 @@ sum by 10 C. A row is known by the place of its inputs (``row_memory``): a copy 
 no other row.
 """
 
+from collections import UserList, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,12 +30,14 @@ from fedlsg.rows.row_memory import (
     under,
 )
 
-LOOKED_THROUGH = (list, Subset, ConcatDataset, StackDataset, TensorDataset)
+HELD = (list, tuple, deque, UserList, dict)
+"""Containers of Python, whose rows are held as they are; a dict by their numbers."""
+LOOKED_THROUGH = (*HELD, Subset, ConcatDataset, StackDataset, TensorDataset)
 
 
 def check_distinct(data: Any, what: str) -> None:
     """Raise ValueError for data that hold a row more than once, as far as tensors, arrays, the
-    classes of torch, ``datasets``, and lists of objects say.
+    classes of torch, ``datasets``, and containers of Python say.
 
     data: a Dataset, a list of examples, or a pair (inputs, targets), where inputs may be a dict.
     ``what`` names the data in the message. Copies of inputs and repetition inside other classes are
@@ -93,7 +96,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
         return of_object_array(data, rows)
     if isinstance(data, Tensor | np.ndarray):
         return of_array(data, rows)
-    if isinstance(data, list) and type(data).__getitem__ is list.__getitem__:
+    if isinstance(data, HELD) and type(data).__getitem__ in [kind.__getitem__ for kind in HELD]:
         return of_list(data, rows)
     return of_hub(data, rows) if is_hub(data) else of_object(data, rows)
 

@@ -41,6 +41,8 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Place = tuple[int, int, int]
 """Start, extent and size of one part of one row, as in ``Places``."""
+Holder = tuple[int, int]
+"""Start and extent of what has no memory of its own."""
 Files = tuple[Numbers, Numbers, Numbers]
 """What ``_mapped_files`` says."""
 ABSENT: Place = (0, 0, 0)
@@ -125,30 +127,36 @@ def of_array(array: Tensor | np.ndarray, rows: Integers) -> RowParts:
 def of_object_array(array: np.ndarray, rows: Integers) -> RowParts:
     """Rows of an array of things (N,). What has no memory of its own is known by its slot."""
     (slots,) = of_array(array, rows).values()
+    things = [array[row] for row in rows.tolist()]
     holders = zip(slots.start.tolist(), slots.extent.tolist(), strict=True)
-    return _of_each([array[row] for row in rows.tolist()], holders)
+    return _of_each(things, map(_holder_in, things, holders))
 
 
-def of_list(things: Sequence[Any], rows: Integers) -> RowParts:
-    """Rows of a list. A thing in one that has no memory of its own, such as a text, is known by its
-    place in the list; within an example (inputs, target), by the example.
+def of_list(things: Any, rows: Integers) -> RowParts:
+    """Rows of a list, or of what has numbers as one. A thing in it that has no memory of its own,
+    such as a text, is known by its place there; within an example (inputs, target), by the example.
     """
     examples = [things[row] for row in rows.tolist()]
     inputs = [inputs_of(example) for example in examples]
+    kept = [  # the inputs of a dict with its target are a dict that was made now
+        example if isinstance(example, Mapping) else its_inputs
+        for example, its_inputs in zip(examples, inputs, strict=True)
+    ]
     holders = [
         (id(things), -1 - row) if isinstance(example, ATOMS) else (id(example), -1)
         for row, example in zip(rows.tolist(), examples, strict=True)
     ]
-    return _of_each(inputs, holders)
+    return _of_each(inputs, map(_holder_in, kept, holders))
 
 
 def of_things(things: Sequence[Any], rows: Integers) -> RowParts:
     """Rows of a list of inputs. What has no memory of its own is known by its place in the list."""
+    chosen = [things[row] for row in rows.tolist()]
     holders = [(id(things), -1 - row) for row in rows.tolist()]
-    return _of_each([things[row] for row in rows.tolist()], holders)
+    return _of_each(chosen, map(_holder_in, chosen, holders))
 
 
-def _of_each(things: Sequence[Any], holders: Iterable[tuple[int, int]]) -> RowParts:
+def _of_each(things: Sequence[Any], holders: Iterable[Holder]) -> RowParts:
     """holders: start and extent of what has no memory of its own in each thing."""
     places = [
         _places_in(thing, holder, MOST_DEPTH) for thing, holder in zip(things, holders, strict=True)
@@ -160,23 +168,26 @@ def _of_each(things: Sequence[Any], holders: Iterable[tuple[int, int]]) -> RowPa
     return {name: Places.of([row.get(name, ABSENT) for row in places]) for name in names}
 
 
-def _places_in(thing: Any, holder: tuple[int, int], depth: int) -> dict[Name, Place]:
+def _places_in(thing: Any, holder: Holder, depth: int) -> dict[Name, Place]:
     """The place of each part of one row."""
     if isinstance(thing, ARRAYS):
         return {(): _place_of(thing)}
     if isinstance(thing, ATOMS):
         size = max(len(thing), 1) if isinstance(thing, str | bytes) else NUMBER_BYTES
         return {(): (*holder, size)}
-    if not _is_value(thing):
-        holder = id(thing), -1
     if depth and (members := _members(thing)):
         return {
             (name, *inner): place
             for name, member in members.items()
-            for inner, place in _places_in(member, holder, depth - 1).items()
+            for inner, place in _places_in(member, _holder_in(member, holder), depth - 1).items()
         }
     size = NUMBER_BYTES * len(thing) if isinstance(thing, list | tuple) else OBJECT_BYTES
     return {(): (*holder, max(size, 1))}
+
+
+def _holder_in(thing: Any, holder: Holder) -> Holder:
+    """What is known by its place in a thing: the thing, or its own holder if it is a value."""
+    return holder if isinstance(thing, ATOMS) or _is_value(thing) else (id(thing), -1)
 
 
 def _is_value(thing: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from torch import nn
 from fedlsg import PrivateStep
 from fedlsg.privacy import trained_weights
 from fedlsg.privacy.known_weights import LEDGER, STEP, WEIGHTS
-from fedlsg.user_lists import UserList
+from fedlsg.user_lists import Draft, UserList
 from tests.places import REPOSITORY
 
 BEGIN = """
@@ -75,6 +76,52 @@ def in_a_process(folder, code, *, fails=False):
 def home(monkeypatch, tmp_path):
     """A user who has trained nothing yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+LIVES = "step = trained()\nwith step.evaluated():\n    pass\n"
+LIVES += "torch.save(net.state_dict(), folder / 'w.pt')\nprint('saved', flush=True)\ninput()"
+NO_DRAFTS = "import fedlsg.user_lists\nfedlsg.user_lists.Draft.write = lambda *_: None\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "refused"), [("", True), (NO_DRAFTS, False)])
+def test_what_a_process_trained_is_known_while_it_lives_and_if_it_is_killed(
+    before, refused, tmp_path
+):
+    """As a notebook does, from which weights are saved. The second case is a negative control."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{BEGIN}\n{before}{LIVES}", str(tmp_path)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as lives:
+        assert lives.stdout is not None
+        assert lives.stdout.readline() == "saved\n"
+        assert (REFUSED in in_a_process(tmp_path, f"{LOAD}step_of(net)", fails=refused)) == refused
+        lives.kill()
+    assert (REFUSED in in_a_process(tmp_path, f"{LOAD}step_of(net)", fails=refused)) == refused
+
+
+def test_drafts_end_with_their_step_and_old_ones_move_into_the_list(tmp_path):
+    draft, other = Draft(WEIGHTS), Draft(WEIGHTS)
+    draft.write([("aa" * 8, STEP), ("bb" * 8, STEP)])
+    draft.write([("cc" * 8, STEP)])
+    other.write([("dd" * 8, STEP)])
+    assert sorted(WEIGHTS.entries()) == [("cc" * 8, STEP), ("dd" * 8, STEP)]
+    draft.end()
+    assert WEIGHTS.entries() == [("dd" * 8, STEP)]
+    (left,) = WEIGHTS.drafts.iterdir()
+    assert left.stat().st_mode & 0o077 == 0
+    os.utime(left, (0, 0))
+    WEIGHTS.take_in_drafts()
+    assert not [*WEIGHTS.drafts.iterdir()]
+    assert WEIGHTS.entries() == [("dd" * 8, STEP)]
+    other.write([("ee" * 8, STEP)])  # it was not killed
+    assert WEIGHTS.entries() == [("dd" * 8, STEP), ("ee" * 8, STEP)]
+    (left,) = WEIGHTS.drafts.iterdir()
+    left.write_bytes(left.read_bytes()[3:])  # read while it is written
+    assert WEIGHTS.entries() == [("dd" * 8, STEP)]
 
 
 @pytest.mark.slow
@@ -174,6 +221,8 @@ def test_the_list_is_what_a_later_process_knows(forgets, monkeypatch):
             small_step(later)
     else:
         WEIGHTS.place.unlink()
+        for draft in WEIGHTS.drafts.iterdir():
+            draft.unlink()
         small_step(later)
 
 

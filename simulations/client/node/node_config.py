@@ -27,6 +27,7 @@ from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Split
 from fedlsg.simulations.workloads.base import OF_PATCHES
+from fedlsg.simulations.workloads.partition import persons_of
 from fedlsg.strategies.protocol.wire import LEAST_DELTA, LEAST_EPSILON, MOST_EPSILON
 
 KEYS = (
@@ -340,6 +341,8 @@ def reader(terms: NodeConfig, settings: Settings) -> Read:
                 and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes
             ):
                 raise ValueError(f"expected labels in 0..{classes - 1}")
+            if unit_named(settings.unit).persons:  # whose each row is, no error may say
+                persons_of(replace(workload, columns=rows.columns), settings.unit)
             return rows
         except Exception:
             log_failure()

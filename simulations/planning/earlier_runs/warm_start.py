@@ -23,7 +23,7 @@ from fedlsg.simulations.planning.base.charged_before import Before, History, Kin
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import digest_of_units
 from fedlsg.simulations.planning.earlier_runs.data_digest import digest_of_rows
-from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, shorter
+from fedlsg.simulations.settings.own_epsilons import BELOW, What, numbered, shorter
 from fedlsg.simulations.settings.rule_checker import without_effect
 from fedlsg.simulations.settings.settings import all_settings, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -98,14 +98,20 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
 def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
     """Raise ValueError if clients of the other run had epsilons or deltas of their own, and one of
     them has none here, and may spend more: nobody does without a word.
+
+    Where clients have other rows than there, each may hold those of the client with the smallest.
     """
-    before, s = _known_settings(source), base.settings
+    s = base.settings
     for what in BELOW:
         name = f"client_{what}s"
-        text, here = before.get(name), getattr(s, name)
-        if not text or not base.method.mechanism.private:
+        had, is_same = _own_budgets(source, base, what)
+        if not had or not base.method.mechanism.private:
             continue
-        each, common = numbered(text, what), getattr(s, what)
+        here, common = getattr(s, name), getattr(s, what)
+        each, moved = had, ""
+        if not is_same:
+            each = dict.fromkeys(range(len(base.clients.sizes)), min(had.values()))
+            moved = " and had other data or another partition, so nobody knows who they are here"
         named = numbered(here, what) if here else {}
         raised = [
             client
@@ -114,13 +120,34 @@ def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
         ]
         if not raised:
             continue
-        had = shorter(", ".join(f"#{client}={each[client]:g}" for client in raised))
+        shown = ", ".join(f"#{client}={had[client]:g}" for client in (had if moved else raised))
         instead = f"{what}={common:g}" if common else f"noise_multiplier={s.noise_multiplier:g}"
         raise ValueError(
-            f"{where} gave clients an own {what} each ({name}={had!r}), and this run "
-            f"would give all of them {instead}: give {name}= again, for both runs together, as "
+            f"{where} gave clients an own {what} each ({name}={shorter(shown)!r}){moved}, and this "
+            f"run would give all of them {instead}: give {name}= again, for both runs together, as "
             f"{name}='#{raised[0]}={what.upper()}, ...' with each client's, by name or number"
         )
+
+
+def _own_budgets(source: RunDir, base: Base, what: What) -> tuple[dict[int, float], bool]:
+    """What clients had of their own in a run, or in those that it goes on from: of each the newest
+    word; and whether clients had the rows there that they have here.
+    """
+    each: dict[int, float] = {}
+    is_same, run = True, source
+    seen: set[Path] = set()  # a folder may be another run now
+    while True:
+        seen.add(run.path)
+        settings = _known_settings(run)
+        if text := settings.get(f"client_{what}s"):
+            each = {**numbered(text, what), **each}
+            is_same = is_same and _holds_the_same(run.load_checkpoint(), run, base)
+        start = settings.get("start_from")
+        if start is None or not Path(start).is_dir():
+            return each, is_same
+        run = RunDir.open(start)
+        if run.path in seen or not run.has_checkpoint:
+            return each, is_same
 
 
 def start_notes(base: Base) -> tuple[str, ...]:

@@ -148,6 +148,8 @@ def read_image_folder(images: ImageFolder, columns: Columns, what: str) -> Rows:
     if columns.targets is None:
         _check_classes(images, table, columns, what)
     targets, classes = _targets_of(images, table, columns)
+    if what != "test":  # of test, which is public, each row is an example of its own
+        _check_once(images)
     columns.progress(f"{what}: reading {images.size} images")
     files = ((str(images.path / name), images.path / name) for name in images.names)
     stored, how = stack(files, columns, images.called)
@@ -165,6 +167,21 @@ def read_image_folder(images: ImageFolder, columns: Columns, what: str) -> Rows:
         left_out=left,
         **how,
     )
+
+
+def _check_once(images: ImageFolder) -> None:
+    """Raise ValueError, naming both, for two names of one file: epsilon holds for one that comes
+    once.
+    """
+    known: dict[tuple[int, int], str] = {}
+    for name in images.names:
+        file = (images.path / name).stat()
+        first = known.setdefault((file.st_dev, file.st_ino), name)
+        if first != name:
+            raise ValueError(
+                f"{images.called}: {first} and {name} are links to one file, and epsilon holds for "
+                "an image that comes once: remove the links; if they are of two people, copy it"
+            )
 
 
 def _columns_of(images: ImageFolder, columns: Columns) -> Table:

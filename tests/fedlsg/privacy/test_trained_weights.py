@@ -70,6 +70,15 @@ def test_one_parameter_is_enough(name):
     assert refused(other)
 
 
+def test_frozen_as_buffers_they_are_seen():
+    old, new = trained(), nn.Linear(2, 2)
+    new.register_buffer("features", old[0].weight.detach().clone())
+    new.register_buffer("positions", torch.arange(4.0))
+    assert refused(new)
+    new.register_buffer("features", net(1)[0].weight.detach())
+    assert not refused(new)
+
+
 def test_what_did_not_move_is_nobodys():
     """A frozen body, biases and scales as they begin: another model has them, too."""
     model = trained("4.weight")

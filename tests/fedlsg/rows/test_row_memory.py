@@ -2,7 +2,7 @@
 second maps of a file, objects, and parts of several sizes.
 """
 
-from collections import namedtuple
+from collections import UserList, deque, namedtuple
 from datetime import date
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from fedlsg.rows import row_memory
 from fedlsg.rows.origin import check_distinct, parts_of_inputs
@@ -292,6 +292,43 @@ def test_choices_of_the_hub_are_looked_through():
     for again in (hub.select([0] * 9 + [1]), ConcatDataset([hub, hub.select([3, 5])])):
         with pytest.raises(ValueError, match="more than once"):
             check_distinct(again, "rows")
+
+
+def of_numbers(number):
+    return {"age": 3.0, "height": 2.0, "label": number % 3}
+
+
+def test_a_dict_of_numbers_is_known_by_itself():
+    """Its inputs, without the target, are a dict of the moment: an id of nothing."""
+    check_distinct([of_numbers(row) for row in range(40)], "rows")
+    check_distinct(ConcatDataset([[of_numbers(row) for row in range(40)] for _ in "ab"]), "rows")
+    row = of_numbers(0)
+    with pytest.raises(ValueError, match="one of them 40 times"):
+        check_distinct([row] * 40, "rows")
+    with pytest.raises(ValueError, match="one of them 2 times"):
+        check_distinct(ConcatDataset([[row], [of_numbers(1), row]]), "rows")
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct([{**row, "x": X[0]}] * 9, "rows")
+    inputs = {"age": 3.0, "height": 2.0}
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct([(inputs, label) for label in range(9)], "rows")
+
+
+HOLDERS = {
+    "deque": deque,
+    "UserList": UserList,
+    "dict": lambda rows: dict(enumerate(rows)),
+    "Subset of a tuple": lambda rows: Subset(tuple(rows), range(len(rows))),  # type: ignore[arg-type]
+    "tuples": lambda rows: ConcatDataset([tuple(rows[:1]), tuple(rows[1:])]),  # type: ignore[list-item]
+    "StackDataset": lambda rows: StackDataset(tuple(x for x, _ in rows), LABELS[: len(rows)]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_rows_in_every_container_are_looked_at(holder):
+    check_distinct(HOLDERS[holder]([(x, 0) for x in X]), "rows")
+    with pytest.raises(ValueError, match="one of them 9 times"):
+        check_distinct(HOLDERS[holder]([(X[0], 0) for _ in range(9)]), "rows")
 
 
 def test_labels_make_no_row():

@@ -3,6 +3,7 @@ has limits of its own, whatever the server chooses.
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-from fedlsg.privacy import Entry
+from fedlsg.privacy import Entry, limits
 from fedlsg.privacy.ledger_file import read_entries
 from fedlsg.simulations.client.node.folder import Budget, NodeFolder
 from fedlsg.simulations.client.node.node_config import read_terms
@@ -41,6 +42,7 @@ from tests.simulations.support.own_updates import (
     wrapped,
 )
 
+PRIVATE_STEP = fedlsg.PrivateStep.step
 LOSS = 0.123456789
 """A number that only private data say."""
 
@@ -320,6 +322,26 @@ def test_a_node_refuses_less_noise_than_its_own_and_charges_nothing(
     assert {reply.has_error() for reply in grid.replies} == {True}
     assert all(words in reply.error.reason for reply in grid.replies)
     assert not [book for book in steps_ledgers(tmp_path) if book.entries]
+
+
+def in_a_thread(step: Any, *given: Any) -> None:
+    """A private step in a thread of the app's own."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(PRIVATE_STEP, step, *given).result()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_limits_hold_in_threads_that_an_app_starts(forgotten, tmp_path, monkeypatch):
+    """The negative control: a thread that knows of no limits has none."""
+    monkeypatch.setattr(fedlsg.PrivateStep, "step", in_a_thread)
+    if forgotten:
+        monkeypatch.setattr(limits, "_held_now", lambda: [*filter(None, [limits._NOW.get()])])
+    grid = trained_by(steps_app(tmp_path), 0.05)
+    assert {reply.has_error() for reply in grid.replies} == {not forgotten}
+    if not forgotten:
+        assert "the least that this client accepts is 0.5" in grid.replies[-1].error.reason
+    assert bool([book for book in steps_ledgers(tmp_path) if book.entries]) == forgotten
+    assert not limits._ALL
 
 
 def test_limits_of_the_app_hold_under_a_weaker_node_config(tmp_path):

@@ -349,6 +349,44 @@ def test_a_new_run_exceeds_no_client_s_own_epsilon_without_a_word(tmp_path):
     assert all(map(operator.le, spent(tmp_path / "next"), (5.0, 2.0, 3.0, 9.0)))
 
 
+def test_nor_by_way_of_a_run_between(tmp_path):
+    """Which gave all clients less than any had: the first run ended early."""
+
+    def stop(row: dict[str, Any]) -> None:
+        raise fedlsg.StopRun("early")
+
+    own = {"client_epsilons": "north=4, south=8, east=8, west=8", "rounds": 60}
+    simulate(tmp_path / "own", callbacks=[stop], **own)
+    between = {"rounds": 1, "epsilon": 3.5}
+    simulate(tmp_path / "between", start_from=tmp_path / "own", **between)
+    goes_on = {"start_from": tmp_path / "between", "rounds": 1}
+    with pytest.raises(ValueError, match=r"gave clients an own epsilon each .*=4"):
+        simulate(tmp_path / "next", **goes_on, epsilon=7.0)
+    # negative controls: nobody gets more than its own, or somebody says so, and then says no more
+    simulate(tmp_path / "same", **goes_on, epsilon=3.9)
+    simulate(tmp_path / "named", **goes_on, epsilon=7.0, client_epsilons="north=6")
+    newest = {"start_from": tmp_path / "named", "rounds": 1}
+    with pytest.raises(ValueError, match=r"gave clients an own epsilon each .*=6'"):
+        simulate(tmp_path / "on", **newest, epsilon=7.5)
+
+
+def test_nor_in_another_order_or_among_other_clients(tmp_path):
+    """A number is then another client's: #1 was north."""
+    sites = frame(200, 0)["site"].to_numpy()
+    rows = {site: np.flatnonzero(sites == site).tolist() for site in SITES}
+    each = {"rounds": 1, "epsilon": 8.0}
+    simulate(tmp_path / "own", partition=rows, client_epsilons="north=1", **each)
+    goes_on = {"start_from": tmp_path / "own", "rounds": 1, "epsilon": 16.0}
+    turned = {site: rows[site] for site in ("north", "east", "south", "west")}
+    fewer = {"north": rows["north"], "east": rows["east"] + rows["south"] + rows["west"]}
+    for others, named in ((turned, "#1=12"), (turned, "east=12"), (fewer, "east=12")):
+        with pytest.raises(ValueError, match=r"'#1=1'\) and had other data or another partition"):
+            simulate(tmp_path / "next", partition=others, **goes_on | {"client_epsilons": named})
+    # negative controls: each client has a word of its own, or its number is the same client's
+    simulate(tmp_path / "all", partition=fewer, **goes_on, client_epsilons="north=9, east=12")
+    simulate(tmp_path / "same", partition=rows, **goes_on, client_epsilons="#1=2")
+
+
 def test_nor_its_own_delta(tmp_path):
     own = {"client_deltas": "north=1e-6", "epsilon": 2.0, "delta": 1e-5, "rounds": 1}
     simulate(tmp_path / "own", **own)

@@ -115,6 +115,40 @@ def test_no_value_of_a_row_leaves_with_an_error(fault, tmp_path, caplog):
         )
 
 
+@pytest.mark.parametrize("value", ["P1", "NA"])
+def test_no_error_says_whose_a_row_is(value, tmp_path, caplog):
+    """Not even the number of a row whose person is unclear."""
+
+    def planted() -> fedlsg.Workload:
+        given = {"model": build, "loss": nn.CrossEntropyLoss(), "unit": "patient"}
+        return fedlsg.Workload(train=None, test=rows(60, 1), name="planted", **given)
+
+    x, y = rows(40, 5)
+    patients = [f"P{row // 2}" for row in range(17)] + [value] * 23
+    each = zip(x.tolist(), y.tolist(), patients, strict=True)
+    lines = [",".join([*map(str, row), str(label), patient]) for row, label, patient in each]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,c,d,e,f,label,patient", *lines]) + "\n")
+    app = fedlsg.flower.client_app(planted)
+    new_process()
+    settings = {
+        "workload": "planted",
+        "method": "dpsgd",
+        "clients": 2,
+        "rounds": 3,
+        "sample-rate": 0.05,
+        "noise-multiplier": 2.0,
+        "delta": 1e-5,
+        "unit": "patient",
+        OWN_CODE: code_digest("planted", "dpsgd"),
+    }
+    own = terms(tmp_path / "ledger", data=f"planted:{tmp_path / 'own.csv'}", unit="patient")
+    answered = reply(app, settings, **own)
+    assert answered.has_error() == (value == "NA")
+    if answered.has_error():
+        assert answered.error.reason == str(OwnDataError())
+        assert "row 17" in caplog.text
+
+
 WRONG: dict[str, Any] = {
     "a number": ((5, 3), "nan in row 5, column 3"),
     "a label": ((17, None), "the targets of train are 0 to 5 (row 17: 5)"),

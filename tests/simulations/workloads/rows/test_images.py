@@ -154,6 +154,17 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         loaded(place)
 
 
+@pytest.mark.parametrize("link", ["hardlink_to", "symlink_to"])
+def test_links_to_one_image_are_refused(link, tmp_path):
+    """As people make them for rare classes; equal images of several people are files each."""
+    place, public = folder(tmp_path / "a"), folder(tmp_path / "b")
+    assert len(loaded(place, public).train) == 6
+    getattr(place / "dog" / "9.png", link)(place / "cat" / "1.png")
+    with refused("cat/1.png and dog/9.png are links to one file, and epsilon holds for an image"):
+        loaded(place, public)
+    assert len(loaded(public, place).test) == 7
+
+
 def test_images_of_several_sizes_need_image_size(tmp_path):
     place = folder(tmp_path / "a", [GREY[0], GREY[1][:5, :6]])
     with refused("has images of several sizes (5x6, 8x8): give image_size="):
