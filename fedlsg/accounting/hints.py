@@ -75,7 +75,7 @@ def file_of(question: str) -> Path:
 
 
 def _read(question: str) -> Answer | None:
-    """The answer to a question; None if there is no such file, or it is damaged or another user's."""
+    """The answer to a question; None without a file, or if it is damaged or another user's."""
     try:
         path = file_of(question)
         status = path.stat()
