@@ -262,7 +262,7 @@ def _next_sigma(
     low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
     if 0 < epsilon < math.inf:
         # A tenth of the tolerance inside the target: one or two corrections then end the search.
-        newton = sigma * ((epsilon / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10))
+        newton: float = sigma * ((epsilon / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10))
         if low < newton < high:
             return newton
     if too_small and enough < math.inf:
