@@ -217,7 +217,7 @@ def keeps_memory(method: Method, codec: Codec) -> bool:
 
 
 def check_fits(codec: Codec, method: Method) -> None:
-    """Raise ValueError for a codec that does not suit the method; the message lists those that do."""
+    """Raise ValueError, with the codecs that fit, for a codec that does not suit the method."""
     reason = misfit(codec, method)
     if reason:
         others = [repr(other.name) for other in all_codecs().values() if not misfit(other, method)]
