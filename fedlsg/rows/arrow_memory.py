@@ -56,7 +56,7 @@ def of_column(column: Any) -> RowParts:
 
 
 def _places_of_chunk(chunk: Any) -> Places:
-    """The places of rows: the addresses of numbers; of other rows, that of the chunk and a number."""
+    """The places of rows: the address of numbers; else that of the chunk, and the row's number."""
     validity, *buffers = chunk.buffers()
     addresses = [buffer.address for buffer in (*buffers, validity) if buffer is not None]
     start = addresses[0] if addresses else id(chunk)
