@@ -110,7 +110,7 @@ def _check_numbers(value: object) -> None:
 
 
 def parse_array(content: bytes) -> "np.ndarray":
-    """An array of numpy's format. Raises ValueError if its header claims another number of bytes."""
+    """An array of numpy's format. Raises ValueError if its header claims another size."""
     import numpy as np
 
     stream = io.BytesIO(content)

@@ -64,7 +64,7 @@ def make_folder(path: Path) -> None:
 
 
 def close_to_others(path: Path, mode: int) -> None:
-    """Give an own file or folder that others can use this mode; not a device (a log to /dev/null)."""
+    """Give this mode to an own file or folder that others can use; not to a device (/dev/null)."""
     if os.name == "posix":
         status = path.stat()
         plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
