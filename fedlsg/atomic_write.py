@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and has its mode from its creation on."""
+"""Write a file completely or not at all, with its mode from its creation on."""
 
 import os
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from fedlsg.owner_only import make_parents, open_file, open_private
 def write_atomically(
     path: Path, *content: bytes, durable: bool = True, private: bool = False
 ) -> None:
-    """Write a file so that a crash of the process leaves either the old content or the new one,
-    never a part.
+    """Write a file so that a crash leaves either the old content or the new one, never a part.
 
-    ``durable``: so does a crash of the machine. ``private``: only the owner can read the file, and
-    the folders that are made for it; without it the folder decides (``owner_only``). Raises OSError
-    with the name of the file, also where the disk is full.
+    durable: whether that also holds for a crash of the machine.
+    private: whether only the owner can read the file, and the folders that are made for it;
+        otherwise the folder decides (``owner_only``).
+    Raises OSError with the name of the file, also if the disk is full.
     """
     with naming(path):
         make_parents(path.parent, private=private)
@@ -35,7 +35,7 @@ def write_atomically(
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError of a write, which names no file, name ``path``."""
+    """A context that adds ``path`` to an OSError without a file's name."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Files of others are read within bounds: what a small file can claim, or be unpacked to, is
-compared with what may be read, before it is read.
+"""Reading files of others within bounds: a small file cannot make the process allocate much.
 
-Every error is a ValueError that says what was expected and what was found; its caller names the
-file. Arrays that fedlsg writes are never compressed, so no array takes more memory than its file
-has bytes; a table of the user's own may be compressed, within the memory of the machine.
+The size that a file claims, or unpacks to, is checked before it is read. Every error is a
+ValueError with the expected and the found number; its caller names the file. Arrays that fedlsg
+writes are never compressed, so no array takes more memory than its file has bytes. A table of the
+user may be compressed, within the memory of the machine.
 """
 
 import io
@@ -22,29 +22,34 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_JSON_BYTES = 2**26
-"""Bytes of a JSON file; the largest are of runs with hundreds of thousands of clients."""
+"""Most bytes of a JSON file; the largest are of runs with hundreds of thousands of clients."""
 LONGEST_TOML = 2**20
+"""Most bytes of a TOML file."""
 LONGEST_TABLE = 2**28
-"""Bytes of rounds.csv, bytes.csv and clients.csv, each."""
+"""Most bytes of each of rounds.csv, bytes.csv and clients.csv."""
 MOST_VALUES = 2**22
-"""Lists, entries and their members in a JSON file: an empty list takes 3 bytes there, and 64 of
-memory."""
+"""Most lists, entries and members in a JSON file: an empty list takes 3 bytes there, and 64 of
+memory.
+"""
 MOST_CHARGES = 2**26
-"""Of a line of a ledger, which has all charges of a round."""
+"""The same for a line of a ledger, which has all charges of a round."""
 MAX_TOML_LEVELS = 32
-"""Levels of lists and tables in a TOML file. Its parser needs the square of a key's parts."""
+"""Most levels of lists and tables in a TOML file: the parser's time grows with the square of a
+key's parts.
+"""
 MOST_DIGITS = 20
-"""Of a whole number: more than any count, and than a seed of 64 bits."""
+"""Most digits of a whole number: enough for any count, and for a seed of 64 bits."""
 _TEXT = re.compile(
     r'#[^\n]*|"""(?:\\.|[^\\])*?"""|' + r"'''.*?'''" + r'|"(?:\\.|[^"\\\n])*"|' + r"'[^'\n]*'",
     re.DOTALL,
 )
-"""Comments and texts of TOML, in which brackets and dots say nothing."""
+"""Comments and texts of TOML, in which brackets and dots do not count."""
 _DOTTED = re.compile(rf"(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_TOML_LEVELS}}}")
+"""A key of more than MAX_TOML_LEVELS parts."""
 
 
 def read(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
-    """The bytes of a file of at most this many. Raises OSError; ValueError for more."""
+    """The bytes of a file, at most ``most``. Raises OSError; ValueError for more."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -53,17 +58,17 @@ def read(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
-    """The same as UTF-8, with ends of lines as Python's own reading has them."""
+    """The text of a UTF-8 file of at most ``most`` bytes, whose lines end with "\\n"."""
     return read(path, most).decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises OSError; ValueError, also for absurd length or depth."""
+    """The content of a JSON file. Raises OSError; ValueError, also for absurd length or depth."""
     return parse_json(read(path))
 
 
 def parse_json(content: bytes, most: int = MOST_VALUES) -> Any:
-    """What JSON holds, which has at most so many values. Raises ValueError."""
+    """The content of JSON with at most ``most`` values. Raises ValueError."""
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > most:
         raise ValueError(f"it has {values:,} values, expected at most {most:,}")
@@ -74,7 +79,7 @@ def parse_json(content: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def whole(text: str) -> int:
-    """A whole number of a file. Raises ValueError for one that counts nothing."""
+    """A whole number of a file. Raises ValueError for more than MOST_DIGITS digits."""
     if len(text) > MOST_DIGITS:
         raise ValueError(f"it has a number of {len(text):,} digits, expected {MOST_DIGITS} at most")
     return int(text)
@@ -96,6 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_numbers(value: object) -> None:
+    """Raise ValueError if a table or list has a whole number of more than MOST_DIGITS digits."""
     for item in value.values() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
         if isinstance(item, int) and abs(item) >= 10**MOST_DIGITS:
             raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
@@ -104,9 +110,7 @@ def _check_numbers(value: object) -> None:
 
 
 def parse_array(content: bytes) -> "np.ndarray":
-    """An array of numpy's format. Raises ValueError where its header claims other bytes than
-    follow.
-    """
+    """An array of numpy's format. Raises ValueError if its header claims another size."""
     import numpy as np
 
     stream = io.BytesIO(content)
@@ -127,11 +131,12 @@ def parse_array(content: bytes) -> "np.ndarray":
 
 
 def parse_arrays(content: bytes, names: Collection[str]) -> "dict[str, np.ndarray]":
-    """Arrays of an archive of numpy that have these names, no others and none twice, uncompressed.
-    Raises ValueError.
+    """The arrays of an uncompressed archive of numpy.
+
+    Raises ValueError for an array that is not in ``names``, or comes twice.
     """
     check_stored(io.BytesIO(content))
-    with _opened(io.BytesIO(content)) as archive:
+    with _open(io.BytesIO(content)) as archive:
         members = [name.removesuffix(".npy") for name in archive.namelist()]
         if sorted(members) != sorted({*members} & {*names}):
             unknown = next((name for name in members if name not in names), members[0])
@@ -140,14 +145,16 @@ def parse_arrays(content: bytes, names: Collection[str]) -> "dict[str, np.ndarra
 
 
 def check_stored(file: IO[bytes] | Path) -> None:
-    """Raise ValueError for an archive with a compressed member, or members that share bytes: what
-    is read from others takes as much memory as they have bytes. What is no archive passes; a stream
-    is at its beginning then.
+    """Raise ValueError for an archive with a compressed member, or members that share bytes.
+
+    Any other archive takes as much memory as it has bytes. A file that is no archive is accepted. A
+    stream is at its beginning afterwards.
     """
     if zipfile.is_zipfile(file):
-        with _opened(file) as archive:
+        with _open(file) as archive:
             members = archive.infolist()
-            _check_total(members, _size(archive))
+            assert archive.fp is not None
+            _check_total(members, archive.fp.seek(0, os.SEEK_END))
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError("it is compressed, expected arrays as they are")
     if not isinstance(file, Path):
@@ -155,34 +162,32 @@ def check_stored(file: IO[bytes] | Path) -> None:
 
 
 def check_unpacked(path: Path, most: int) -> None:
-    """Raise ValueError for an archive that would be unpacked to more than ``most`` bytes. Readers
-    of an archive never unpack more of a member than it says.
+    """Raise ValueError for an archive that unpacks to more than ``most`` bytes.
+
+    The claimed sizes are enough: readers never unpack more of a member than it claims.
     """
     if zipfile.is_zipfile(path):
-        with _opened(path) as archive:
+        with _open(path) as archive:
             _check_total(archive.infolist(), most)
 
 
 def _check_total(members: Collection[zipfile.ZipInfo], most: int) -> None:
+    """Raise ValueError if members unpack to more than ``most`` bytes."""
     total = sum(member.file_size for member in members)
     if total > most:
         raise ValueError(f"it unpacks to {total:,} bytes, expected at most {most:,}")
 
 
-def _opened(file: IO[bytes] | Path) -> zipfile.ZipFile:
+def _open(file: IO[bytes] | Path) -> zipfile.ZipFile:
+    """A ZIP archive. Raises ValueError for a damaged one."""
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
 
 
-def _size(archive: zipfile.ZipFile) -> int:
-    assert archive.fp is not None
-    return archive.fp.seek(0, os.SEEK_END)
-
-
 def ram() -> int:
-    """Bytes of memory of this machine, or of the container that it is."""
+    """Bytes of memory of this machine, or of the container in which the process runs."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def of_extra(extra: str, what: str) -> Iterator[None]:
-    """Inside, libraries of ``fedlsg[extra]`` are imported, for ``what``.
+    """A context in which libraries of ``fedlsg[extra]`` are imported; ``what``: their users.
 
     Raises ModuleNotFoundError that says how to install a missing one.
     """

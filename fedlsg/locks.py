@@ -1,9 +1,7 @@
-"""Locks between the processes of one user: no other user can take one, and none is waited for
-without end.
+"""Locks between the processes of one user: no other user can take them, and waiting has an end.
 
 Everybody who can open a file can lock it, also a reader. So a file that others may read, such as a
-ledger, is never locked itself: the lock is a file of its own, or a folder, that only its owner can
-open.
+ledger, is never locked itself: the lock is another file, or a folder, that only its owner can open.
 """
 
 import errno
@@ -21,13 +19,13 @@ except ImportError:  # Windows has no fcntl: the caller must not start two proce
     fcntl = None  # type: ignore[assignment]
 
 ABSENT = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""What a disk without locks answers."""
+"""Error numbers of a disk without locks."""
 LOCK_SECONDS = 60.0
-"""Seconds to wait for a lock: what is done under one takes milliseconds."""
+"""Seconds to wait for a lock: the work under one takes milliseconds."""
 PAUSE_SECONDS = 0.05
-"""Seconds between two tries, at most."""
+"""Most seconds between two tries."""
 KERNEL = Path("/proc/locks")
-"""Linux lists there who holds which lock, for everybody to read."""
+"""Linux's list of all locks and the processes that hold them, which everybody can read."""
 
 
 class NoLocksError(OSError):
@@ -35,8 +33,10 @@ class NoLocksError(OSError):
 
 
 class LockedError(TimeoutError):
-    """A lock that was not free in time. ``holder``: who has it, in words; ``way_out``: what else
-    its owner can do.
+    """A lock that was not free in time.
+
+    holder: the process that holds it, in words.
+    way_out: what else the user can do; "" if the process is the user's own.
     """
 
     def __init__(self, path: Path, holder: str, *, own: bool) -> None:
@@ -49,12 +49,12 @@ class LockedError(TimeoutError):
 
 @contextmanager
 def locked(path: Path, *, seconds: float | None = None) -> Iterator[int | None]:
-    """Hold the lock ``path``: a file, which is made and stays, or a folder; gives its descriptor,
-    None on a system without such locks.
+    """Hold the lock ``path``: a folder, or a file, which is created and stays.
 
-    Guarantee: no process that asks for the same path is inside meanwhile (POSIX). The lock ends
-    with its process. Raises LockedError after ``seconds`` (LOCK_SECONDS), at once for a lock of
-    another user; NoLocksError, and OSError for a path that cannot be opened.
+    It gives the descriptor, None on a system without such locks.
+    Guarantee: no other process holds the lock of the same path meanwhile (POSIX). The lock ends
+    with its process. Raises LockedError after ``seconds`` (None: LOCK_SECONDS), at once for a lock
+    of another user; NoLocksError, and OSError for a path that cannot be opened.
     """
     if fcntl is None:
         yield None
@@ -62,7 +62,7 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[int | None]:
     deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
     descriptor, pause = _open(path), PAUSE_SECONDS / 32
     try:
-        while not _take(descriptor, path):
+        while not _try_lock(descriptor, path):
             if not _is_named(descriptor, path):  # its last holder removed the file
                 os.close(descriptor)
                 descriptor = _open(path)
@@ -79,7 +79,7 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[int | None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock. Changes nothing; what is not there is not locked."""
+    """Whether a process holds the lock; False without such a path. Changes nothing."""
     if fcntl is None:
         return False
     try:
@@ -100,19 +100,21 @@ def is_locked(path: Path) -> bool:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of the lock, which is closed to others first."""
+    """A descriptor of the lock, which other users can no longer open."""
     if path.is_dir():
         close_to_others(path, FOLDER_MODE)
         return os.open(path, os.O_RDONLY)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags, FILE_MODE)
-    with suppress(OSError):  # where only the mode cannot be changed, the deadline is left
+    with suppress(OSError):  # if the mode cannot be changed, the deadline still holds
         close_to_others(path, FILE_MODE)
     return descriptor
 
 
-def _take(descriptor: int, path: Path) -> bool:
-    """Whether the lock is taken now, of the file that has the name now."""
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Lock a descriptor; False if another process holds the lock, or ``path`` is another file
+    now.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -129,20 +131,20 @@ def _take(descriptor: int, path: Path) -> bool:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether ``path`` is the file of a descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return os.name != "posix" or found.st_uid == os.geteuid()
+def _is_own(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user."""
+    return os.name != "posix" or status.st_uid == os.geteuid()
 
 
 def _error(path: Path, descriptor: int) -> LockedError:
-    """Names who holds a lock, as the system says now: a number in the file may be of a process that
-    ended long ago.
-    """
+    """The error for a lock, with the process that holds it according to the system."""
     lock = os.fstat(descriptor)
     for pid in _holders(lock):
         with suppress(OSError):
@@ -156,7 +158,7 @@ def _error(path: Path, descriptor: int) -> LockedError:
 
 
 def _holders(lock: os.stat_result) -> list[int]:
-    """The processes that hold a lock; none where the system does not say."""
+    """The processes that hold a lock; an empty list if the system does not list locks."""
     device = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
     try:
         lines = KERNEL.read_text().splitlines()

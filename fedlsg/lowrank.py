@@ -58,9 +58,7 @@ def decompose_each(
     generators: Sequence[torch.Generator],
     power_steps: int,
 ) -> list[Sides]:
-    """``decompose`` of each weight with its own generator. QR of all that are alike in shape is one
-    call.
-    """
+    """``decompose`` of each weight with its own generator; one QR for all weights of a shape."""
     if power_steps < 1:
         raise ValueError(f"expected {power_steps=} >= 1")
     kernels = [W.detach() for W in weights]
@@ -76,10 +74,10 @@ def decompose_each(
         starts.append(
             torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu")
         )
-    there = to_device(starts, matrices[0].device) if matrices else []
+    on_device = to_device(starts, matrices[0].device) if matrices else []
     Rs = [
         to_memory_order(R.to(W), kernel)
-        for R, W, kernel in zip(there, matrices, kernels, strict=True)
+        for R, W, kernel in zip(on_device, matrices, kernels, strict=True)
     ]
     for _ in range(power_steps):  # wide products: the tall W R^T takes twice as long
         Lts = orthonormal_rows_of_each(
@@ -142,11 +140,8 @@ def orthonormal_rows_of_each(
         alike.setdefault((A.shape, A.dtype, A.device), []).append(place)
     by_place: dict[int, Tensor] = {}
     for places in alike.values():
-        by_place |= zip(
-            places,
-            orthonormal_rows(torch.stack([matrices[place] for place in places])),
-            strict=True,
-        )
+        rows = orthonormal_rows(torch.stack([matrices[place] for place in places]))
+        by_place.update(zip(places, rows, strict=True))
     return [by_place[place] for place in range(len(matrices))]
 
 
@@ -218,11 +213,10 @@ def average_core(
     L: Float[Tensor, "m r"],
     R: Float[Tensor, "r n"],
 ) -> Sides:
-    """Average the two noisy copies of the r x r core L^T dL = dR R^T: less noise for free, not in
-    the papers.
+    """dL and dR with the average of their two noisy copies of the r x r core, L^T dL and dR R^T.
 
-    Unbiased for unmasked carriers under one joint clip; with frozen units the two cores differ, so
-    it is biased.
+    It makes the noise smaller, and is not in the papers. Unbiased for unmasked carriers under one
+    joint clip; with frozen units the two cores differ, so it is biased.
     """
     left, right = L.mT @ dL, dR @ R.mT
     core = (left + right) / 2
@@ -237,7 +231,7 @@ def add_reconstruction(
     R: Float[Tensor, "r n"],
     scale: float,
 ) -> None:
-    """W += scale * reconstruct(dL, dR, L, R), in W's own memory where W is a matrix there."""
+    """W += scale * reconstruct(dL, dR, L, R), in place if W's memory is that of a matrix."""
     add_product(W, torch.cat([dL, L], 1), torch.cat([R, dR - (L.mT @ dL) @ R]), scale)
 
 
@@ -259,10 +253,10 @@ def add_product(
     right: Float[Tensor, "k n"],
     scale: float,
 ) -> None:
-    """W += scale * left right, in W's own memory where W is a matrix there."""
+    """W += scale * left right, in place if W's memory is that of a matrix."""
     left, right = left.to(W.dtype), right.to(W.dtype)
     matrix = matrix_in_memory_order(W)
     if matrix.data_ptr() == W.data_ptr():
         matrix.addmm_(left, to_memory_order(right, W), alpha=scale)
-    else:  # a kernel in a memory of its own (loaded as a permuted view, say): the matrix is a copy
+    else:  # the matrix is a copy, for example of a kernel that was loaded as a permuted view
         W.add_((left @ right).view(W.shape), alpha=scale)

@@ -1,4 +1,4 @@
-"""A method: in which coordinates gradients are sent, which are kept, what protects them.
+"""Method: a training method as data, with the carrier, the mask, the mechanism and the server step.
 
     method = Method(carrier, mask, mechanism, server)
     frame  = PublicState.start(model, method, ...).frame(...)
@@ -13,10 +13,10 @@
 Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in ``fedlsg.lowrank``.
 
 Error feedback, of methods without privacy (Stich et al. 2018; Karimireddy et al. 2019, Algorithm
-2): a client adds what earlier payloads left out to its sum of a round, p_t = g_t + e_t with e_1 =
-0, sends C(p_t), and keeps e_(t+1) = p_t - what the server made of it. That memory has no noise, and
-no clip bounds what an example does to the sum of payloads: it is refused wherever a mechanism
-promises anything, and never leaves the client.
+2): a client adds the error e_t of earlier payloads to its sum g_t of a round, p_t = g_t + e_t with
+e_1 = 0. It sends C(p_t), and keeps e_(t+1) = p_t - D(C(p_t)), where D is the server's decoding.
+That memory has no noise, and no clip bounds the effect of an example on the sum of payloads. So it
+is refused under any mechanism but none, and never leaves the client.
 """
 
 import math
@@ -79,11 +79,11 @@ TopkRate = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """``topk_rate``: share of the coordinates that a client sends, those where its values are
-    largest; 1 sends all.
+    """The part of its values that a client does not send.
 
-    ``error_feedback``: what is left out, by this choice, by factors or by the codec, is added to
-    the next values.
+    topk_rate: share of the coordinates that it sends, those of largest magnitude; 1 sends all.
+    error_feedback: whether the error by this choice, by factors or by the codec is added to the
+        next values.
     """
 
     topk_rate: TopkRate = 1.0
@@ -98,13 +98,13 @@ class Compression:
 
     @property
     def chooses(self) -> bool:
-        """Whether each client chooses the positions that it sends, so that the server cannot know
-        them.
+        """Whether each client chooses the positions that it sends, which the server cannot
+        derive.
         """
         return self.topk_rate < 1
 
     def most(self, size: int) -> int | None:
-        """k: positions that a client chooses of ``size`` at most; None where it chooses none."""
+        """k: the most positions that a client chooses of ``size``; None if it chooses none."""
         return max(1, math.floor(self.topk_rate * size + 1e-9)) if self.chooses else None
 
 
@@ -122,19 +122,19 @@ def largest(values: Float[Tensor, " size"], most: int) -> Int[Tensor, " k"]:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated training method, as data: recipes make it, and server and clients read it.
+    """A federated training method as data: recipes make it, and server and clients read it.
 
-    ``carrier``: the coordinates of a gradient.
-    ``mask``: which of them are trained and sent.
-    ``mechanism``: clip and noise.
-    ``server``: what the server does with the clients' sum.
-    ``prune``: which weights are 0 from the start.
-    ``compression``: what a client leaves out of a payload.
-    ``personal``: parameters that stay with each client, "classifier" or the start of their names;
-        "" for none.
-    Guarantee: a method that can be made is one that the ledger charges truthfully and that runs;
-    the whole of it is public. Raises ValueError for choices that do not combine; the message names
-    both.
+    name: for messages and reports.
+    carrier: the coordinates of a gradient.
+    mask: which of them are trained and sent.
+    mechanism: clip and noise.
+    server: the server's step with the clients' sum.
+    prune: pruning before training.
+    compression: the part of its values that a client does not send.
+    personal: parameters that stay with each client, "classifier" or the start of their names; ""
+        for none.
+    Guarantee: a method that can be made runs, and its ledger entries are true. All of it is public.
+    Raises ValueError for choices that do not combine; the message names both.
     """
 
     name: str
@@ -205,8 +205,8 @@ class Method:
             self._check_personal()
 
     def _check_personal(self) -> None:
-        """Raises ValueError for what needs every value of a step at the server, or the same part in
-        every client.
+        """Raise ValueError for choices that need all values of a step at the server, or the same
+        model in every client.
         """
         by_sums = self.mask.ranking == "gradients"
         why = {
@@ -226,8 +226,9 @@ class Method:
             )
 
     def check_memory(self) -> None:
-        """Raise ValueError unless error feedback may be: nothing is promised, and coordinates stay
-        what they are.
+        """Raise ValueError if error feedback is not possible.
+
+        It needs mechanism none, and coordinates that are the same in all rounds.
         """
         if not self.mechanism.of_kind.plain:
             raise ValueError(
@@ -255,10 +256,11 @@ class Method:
 def initial_needed(
     method: Method, names: Mapping[str, Tensor], carried: Sequence[str]
 ) -> tuple[str, ...]:
-    """Names of the trainable parameters whose W_0 is needed to make frames; ``names``: all of them.
+    """Names of the trainable parameters whose W_0 is needed to make frames.
 
-    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the
-    magnitudes of W_0; and all if a function of the user makes frames, which may read any.
+    They are the carried weights; every weight tensor if weights are pruned, or the mask keeps the
+    largest magnitudes of W_0; and all if a function of the user makes frames. ``names``: all
+    parameters by name.
     """
     if method.own_functions:
         return tuple(names)
@@ -268,8 +270,11 @@ def initial_needed(
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The public schedule, equal for all clients: rounds, local steps K of a round, Poisson rate
-    q.
+    """The public schedule, equal for all clients.
+
+    rounds: their number.
+    local_steps: K, of a round.
+    sample_rate: q.
     """
 
     rounds: Count
@@ -281,7 +286,7 @@ class Schedule:
         check_sample_rate(self.sample_rate)
 
     def epoch(self, round: int) -> int:
-        """Epoch of ``round`` (from 1): floor(local steps so far * q)."""
+        """Epoch of ``round`` (from 1): floor(local steps before it * q); 1e-9 is for rounding."""
         return math.floor((round - 1) * self.local_steps * self.sample_rate + 1e-9)
 
     @property
@@ -318,11 +323,14 @@ def make_frame(
     """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server
     and clients.
 
-    ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
-    ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the head's path;
-    ``kept``: the kept positions where the server chose them (``Memory.kept``); ``model`` makes the
-    model as it was built, which the user's functions may probe; ``basis``: the carriers of the last
-    refresh, for kind ``probe``.
+    weights: trainable parameters W_t in model order.
+    initial: W_0.
+    carried: names from ``carriers.carried_parameters``.
+    seed: the public seed.
+    classifier: the head's path.
+    kept: the kept positions, if the server chose them (``Memory.kept``).
+    model: makes the model as it was built, which the user's functions may probe.
+    basis: the carriers of the last refresh of a probe.
     """
     public = Public(
         weights=weights,
@@ -336,20 +344,22 @@ def make_frame(
     )
     if basis is not None:
         public = replace(public, pairs=basis.carriers, energies=basis.energies)
-    where, sent = method.carrier.coordinates(public), None
-    if (of_step := method.carrier.step_coordinates(where)) is not None:
-        where, sent = of_step, Frame(coordinates=where, blocks=make_blocks(where))
+    where = method.carrier.coordinates(public)
+    sent = None
+    of_step = method.carrier.step_coordinates(where)
+    if of_step is not None:
+        sent = Frame(coordinates=where, blocks=make_blocks(where))
+        where = of_step
     if kept is None:
         blocks = kept_blocks(method, replace(public, coordinates=where))
     else:
         blocks = split_kept(make_blocks(where), kept)
-    weighed, part_norm = method.carrier.weigh(
-        weigh_blocks(blocks, weights, method.mechanism, classifier), method.mechanism
-    )
+    blocks = weigh_blocks(blocks, weights, method.mechanism, classifier)
+    blocks, part_norm = method.carrier.weigh(blocks, method.mechanism)
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
     return Frame(
         coordinates=where,
-        blocks=weighed,
+        blocks=blocks,
         sent=sent,
         personal=personal,
         part_norm=part_norm,
@@ -359,9 +369,8 @@ def make_frame(
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     """The blocks of a frame with what the mask keeps of each."""
-    return method.carrier.mask(
-        apply_mask(make_blocks(public.coordinates), method.mask, public), method.mask, public
-    )
+    blocks = apply_mask(make_blocks(public.coordinates), method.mask, public)
+    return method.carrier.mask(blocks, method.mask, public)
 
 
 def weigh_blocks(

@@ -1,9 +1,8 @@
-"""Files and folders that get their mode when they are made: no secret can be read by others even
-for a moment.
+"""Files and folders that are created with their mode, so that others can never read a secret.
 
-A file or folder that is made inside a folder which only its owner can read is its owner's alone,
-too. So one closed folder closes everything that is written into it later, by whichever process, and
-survives a copy of single files. Other files follow the umask.
+A file or folder that is created inside a folder which only its owner can read is for its owner
+only, too. So one closed folder closes everything that any process writes into it later. Other files
+follow the umask.
 """
 
 import os
@@ -11,12 +10,14 @@ import stat
 from pathlib import Path
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+"""Modes for the owner only."""
 OTHERS_BITS = 0o077
+"""Bits of a mode for all but the owner."""
 
 
 def is_closed(folder: Path) -> bool:
-    """Whether a folder is there and only its owner can use it. On systems without such modes none
-    is.
+    """Whether a folder is there and only its owner can use it; False on systems without POSIX
+    modes.
     """
     try:
         return os.name == "posix" and not folder.stat().st_mode & OTHERS_BITS
@@ -25,8 +26,8 @@ def is_closed(folder: Path) -> bool:
 
 
 def open_file(path: str | Path, flags: int, *, private: bool = False) -> int:
-    """As ``os.open``; a new file has its mode at once. ``private``: for its owner only, whatever
-    its folder is.
+    """``os.open``, with the mode of a new file by its folder, or for its owner only if
+    ``private``.
     """
     return os.open(path, flags, FILE_MODE if private or is_closed(Path(path).parent) else 0o666)
 
@@ -37,7 +38,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def make_parents(folder: Path, *, private: bool = False) -> None:
-    """Make a folder and its missing parents; those that are there stay as they are. ``private``: as
+    """Make a folder and its missing parents; existing ones keep their mode. ``private``: as
     ``open_file``.
     """
     if folder.is_dir():
@@ -63,9 +64,7 @@ def make_folder(path: Path) -> None:
 
 
 def close_to_others(path: Path, mode: int) -> None:
-    """Close what an older version made readable; not another owner's file, nor a device (a log to
-    /dev/null).
-    """
+    """Give this mode to an own file or folder that others can use; not to a device (/dev/null)."""
     if os.name == "posix":
         status = path.stat()
         plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)

@@ -1,20 +1,18 @@
-"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret); and whose turn
-it is to draw.
+"""Public and secret randomness, which are never mixed; and one run at a time in a process.
 
 Public draws (carriers, masks, partitions, client selection) come from ``public_generator``: anyone
-who knows the seed repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by
-the operating system. In the reproducible test mode its key derives from the seed: nothing made with
-such a key is private.
+who knows the seed can repeat them. Batches and noise come from streams of their own, each a
+``SecretStream``: ChaCha20 with a key of the operating system. In the reproducible test mode the key
+is derived from the seed: nothing made with it is private.
 
-Streams give bits alone. ``fedlsg.noise`` makes noise of them with integers, so that attacks on
+Streams give bits alone. ``fedlsg.noise`` computes noise from them with integers, so that attacks on
 floating-point samplers (Mironov 2012) find nothing.
 
-One run at a time in a process (``alone``): torch's generators, its number of threads and the names
-of user code are global. Two runs in two threads would seed and draw from one generator, and neither
-would have its own weights. So the second one waits. A thread may enter again what it has entered;
-an exception, an interruption of a notebook included, lets the next one in. Code of others is not
-held: a model that another thread builds meanwhile draws from the same generator, and changes what
-dropout draws here.
+One run at a time (``alone``): torch's generators, its number of threads and the names of user code
+are global. Two runs in two threads would draw from one generator, and neither would have its own
+weights. So the second one waits. A thread may enter again. After an exception, also an interruption
+in a notebook, the next thread enters. Other code does not wait: a model that another thread builds
+meanwhile draws from the same generator, and changes the draws of dropout here.
 """
 
 import hashlib
@@ -34,7 +32,7 @@ from torch import Tensor
 
 
 def public_generator(seed: int, *labels: str | int) -> torch.Generator:
-    """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every
+    """A CPU generator for one public purpose: equal (seed, labels) give equal draws on every
     machine.
     """
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
@@ -89,20 +87,20 @@ def secret_stream() -> SecretStream:
 
 
 def reproducible_stream(seed: int, *labels: str | int) -> SecretStream:
-    """A stream that anyone can repeat from the seed. Test mode: what it protects is NOT private."""
+    """A stream that anyone can repeat from the seed. Test mode: nothing made with it is private."""
     return SecretStream(_digest(seed, "reproducible", *labels))
 
 
 @contextmanager
 def own_draws(device: str) -> Iterator[None]:
-    """Inside, seeds and draws of torch's, python's and numpy's own generators leave those outside
-    as they were.
+    """A context after which the global generators of torch, python and numpy are as before.
+
+    ``device``: "cpu", or "cuda" for the current GPU's generator, too.
     """
     state, numpy_state = random.getstate(), np.random.get_state()
+    devices = [] if device == "cpu" else [torch.cuda.current_device()]
     try:
-        with torch.random.fork_rng(
-            devices=[] if device == "cpu" else [torch.cuda.current_device()]
-        ):
+        with torch.random.fork_rng(devices=devices):
             yield
     finally:
         random.setstate(state)
@@ -110,12 +108,11 @@ def own_draws(device: str) -> Iterator[None]:
 
 
 def seed_draws(seed: int, device: str) -> None:
-    """Seed torch's own generators of the CPU and of the device, python's ``random`` and numpy's
-    global generator.
+    """Seed the global generators of torch (CPU and device), python and numpy.
 
-    A user's augmentation draws from one of them by place in the batch. Under a known seed another
-    example would move the draws of all after it; under a secret one they are independent of the
-    other examples.
+    A user's augmentation draws from one of them, in the order of the batch. Under a known seed one
+    more example would change the draws of all later ones; under a secret seed they are independent
+    of the other examples.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -125,21 +122,24 @@ def seed_draws(seed: int, device: str) -> None:
 
 
 def _digest(seed: int, *labels: str | int) -> bytes:
+    """SHA-256 of a seed and labels."""
     return hashlib.sha256("\x1f".join(map(str, (seed, *labels))).encode()).digest()
 
 
 WAITING = "another run is going on in this process, in another thread: this one begins when it ends"
+"""Warning of ``alone``."""
 
 _TURN = threading.RLock()
+"""The lock of ``alone``."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, no other thread of this process builds a model, takes a private step or runs a
+    """A context for one thread of this process: to build a model, take a private step or run a
     federation.
 
-    Waits until the other thread is done, and says so in this package's log. Inference mode, in
-    which autograd records nothing, is left.
+    It waits until another thread has left it, with a warning in this package's log. Inference mode,
+    in which autograd records nothing, is off inside.
     """
     if not _TURN.acquire(blocking=False):
         logging.getLogger("fedlsg").warning(WAITING)

@@ -1,10 +1,10 @@
-"""What torch lacks and several packages need: batches by name, memory order, sums over examples,
-narrow products.
+"""Functions on tensors for several packages: batches by name, memory order, weighted sums, narrow
+products.
 
 A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel
-by channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each
+by channel, each with its taps. In torch.channels_last memory the same numbers are tap by tap, each
 with its channels (*memory order* there), and reading them in kernel order would copy the weight.
-Products over all columns may take any order, and what is r wide is cheap to reorder.
+Products over all columns may use any order, and a matrix of r rows is cheap to reorder.
 """
 
 import ctypes
@@ -24,6 +24,7 @@ Fields = Tensor | Mapping[str, Tensor]
 BY_NAME = (
     "several inputs are a dict by the names of forward's arguments, several targets a dict, too"
 )
+"""Advice in messages about batches."""
 
 
 def each(batch: Fields, change: Callable[[Tensor], Any]) -> Any:
@@ -46,15 +47,13 @@ def of_fields(fields: Mapping[str, Tensor]) -> Any:
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors, all of one type and place, on a device: by one copy, for which the host does not
-    wait.
-    """
+    """Tensors of one type and device, copied to a device at once; the host does not wait for it."""
     if not tensors or device == tensors[0].device or device.type == tensors[0].device.type == "cpu":
         return list(tensors)
     flat = torch.cat([t.flatten() for t in tensors]) if len(tensors) > 1 else tensors[0].flatten()
     pinned = device.type == "cuda" and flat.device.type == "cpu"
-    there = (flat.pin_memory() if pinned else flat).to(device, non_blocking=pinned)
-    parts = there.split([t.numel() for t in tensors])
+    copy = (flat.pin_memory() if pinned else flat).to(device, non_blocking=pinned)
+    parts = copy.split([t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
 
@@ -107,11 +106,11 @@ def weighted_sum(
     block: Float[Tensor, "batch *kept"],
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*kept"]:
-    """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
+    """Sum over examples of factor times row, computed in ``dtype``; None: in that of the factors.
 
     A block in another memory order is summed in that order, and the result keeps it. A matrix
-    product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin
-    covers.
+    product under TF32 or bfloat16 would round its inputs more than the clip's margin covers, so it
+    is then replaced by products and a sum.
     """
     axes = None if block.is_contiguous() else axes_in_memory(block)
     rows = block if axes is None else block.permute(0, *axes)
@@ -132,7 +131,7 @@ def weighted_sum(
 
 
 def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
-    """The axes behind the first, the one with the widest stride in front."""
+    """The axes after the first one, those with the widest stride first."""
     if t.is_contiguous():
         return list(range(1, t.ndim))
     strides: Sequence[int] = t.stride()
@@ -193,8 +192,8 @@ def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
     """oneDNN's A X^T, for which torch has no public function; None if there is none for such
     tensors.
 
-    On CPUs that are not from Intel, MKL (torch's mm and bmm) uses narrow vectors only; oneDNN does
-    not.
+    On CPUs that are not from Intel, MKL (torch's mm and bmm) uses narrow vectors only; oneDNN uses
+    wide ones.
     """
     if like.device.type != "cpu" or like.dtype != torch.float32:
         return None
@@ -202,11 +201,9 @@ def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
     return product  # not every build of torch has it
 
 
-@cache  # of the machine: for a process
+@cache  # the machine does not change within a process
 def mkl_uses_wide_vectors() -> bool:
-    """Whether MKL (torch's mm and bmm) uses all of the processor: one from Intel, as far as the
-    system says.
-    """
+    """Whether MKL (torch's mm and bmm) uses the processor's wide vectors: on CPUs from Intel."""
     processor = Path("/proc/cpuinfo")
     if not torch.backends.mkl.is_available() or not processor.exists():
         return False
@@ -244,14 +241,15 @@ def batch_times_transposed(
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Options of glibc's ``mallopt``."""
 KEPT_BYTES = 2**31 - 1
+"""Most freed bytes at the top of the heap that are kept."""
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to 2 GB of freed memory at the top of the heap; whether the C library is glibc and
-    took it.
+    """Let glibc keep up to 2 GB of freed memory; returns whether the C library accepts it.
 
-    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is returned to the
+    Peaks of memory are up to a fifth higher (22 M parameters), and nothing is returned to the
     system between them.
     """
     if not sys.platform.startswith("linux"):

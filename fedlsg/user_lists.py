@@ -1,8 +1,8 @@
-"""Lists of digests that fedlsg keeps for its user, over all processes: of code that he ran, of
-weights that he trained.
+"""Lists of digests that fedlsg keeps for its user across processes, such as those of trained
+weights.
 
-They are in his own configuration folder, for his eyes only. Where no such file can be kept, or
-others could have written it, nothing is known. Entries that change often are in a file of their own
+They are in the user's configuration folder, for this user only. If a file cannot be kept, or others
+could have written it, the list is empty. Entries that change often are in a file of their own
 (``Draft``), so that other processes know them at once.
 """
 
@@ -29,8 +29,11 @@ _WHOLE = re.compile(rb"(?:[0-9a-f]{2})+  .+")
 
 @dataclass(frozen=True, kw_only=True)
 class UserList:
-    """name: of the file; kept: entries that it has at most, the oldest are forgotten; lost: what it
-    means that no file can be written, in words.
+    """A list of digests in a file.
+
+    name: of the file.
+    kept: most entries; the oldest are removed.
+    lost: the message if the file cannot be written.
     """
 
     name: str
@@ -47,13 +50,13 @@ class UserList:
         return folder / "fedlsg" / self.name
 
     def has(self, digest: str, of: str) -> bool:
-        """Whether this digest was remembered, of this."""
+        """Whether the list has this digest with the name ``of``."""
         return bool(digest) and _line(digest, of) in self._lines()
 
     def entries(self) -> list[tuple[str, str]]:
         """Digests, each with what it is of, the oldest first; then those of drafts."""
         drafted = [entry for draft in self._drafts() for entry in _entries_of(draft)]
-        return [*map(_parsed, self._lines()), *drafted]
+        return [*map(_parse, self._lines()), *drafted]
 
     @property
     def drafts(self) -> Path:
@@ -74,6 +77,7 @@ class UserList:
                     draft.unlink(missing_ok=True)
 
     def _lines(self) -> list[bytes]:
+        """The lines of the file; an empty list if it cannot be read."""
         with suppress(OSError, RuntimeError):
             return _read(self.place)
         return []
@@ -81,8 +85,9 @@ class UserList:
     def remember(
         self, digests: Iterable[tuple[str, str]], *, instead_of: Iterable[tuple[str, str]] = ()
     ) -> None:
-        """Keep digests, each with what it is of; those that they are ``instead_of`` are forgotten.
-        A home that cannot be written keeps nothing, and one line says so.
+        """Add (digest, name) entries, and remove those of ``instead_of``.
+
+        A file that cannot be written keeps nothing, and ``lost`` is printed.
         """
         new = [_line(digest, of) for digest, of in digests if digest]
         old = {_line(digest, of) for digest, of in instead_of} - set(new)
@@ -92,10 +97,10 @@ class UserList:
                 return
             make_folder(file.parent)
             with locked(file.parent):
-                gone = old.union(new)
-                lines = [line for line in _read(file) if line not in gone]
-                lasting = [*lines, *new][-self.kept :]
-                write_atomically(file, b"".join(line + b"\n" for line in lasting), private=True)
+                replaced = old.union(new)
+                others = [line for line in _read(file) if line not in replaced]
+                lines = [*others, *new][-self.kept :]
+                write_atomically(file, b"".join(line + b"\n" for line in lines), private=True)
         except (OSError, RuntimeError) as error:
             print(f"fedlsg: {self.lost} ({error})", file=sys.stderr)
 
@@ -144,35 +149,35 @@ class Draft:
 
 def _entries_of(draft: Path) -> list[tuple[str, str]]:
     with suppress(OSError):
-        return [_parsed(line) for line in _read(draft) if _WHOLE.fullmatch(line)]
+        return [_parse(line) for line in _read(draft) if _WHOLE.fullmatch(line)]
     return []
 
 
 def _line(digest: str, of: str) -> bytes:
-    """In the form of the program ``sha256sum``; a name may hold any byte but the end of the
-    line.
-    """
+    """An entry in the form of the program ``sha256sum``; a line feed in its name is escaped."""
     return f"{digest}  ".encode() + os.fsencode(of).replace(b"\n", b"\\n")
 
 
-def _parsed(line: bytes) -> tuple[str, str]:
+def _parse(line: bytes) -> tuple[str, str]:
+    """(digest, name) of a line."""
     digest, _, of = line.partition(b"  ")
     return digest.decode(), os.fsdecode(of)
 
 
 def _read(file: Path) -> list[bytes]:
-    """The lines; none of a file, or in a folder, that others own or could have written."""
+    """The lines of a file; none if others own or could have written it, or its folder."""
     try:
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         return []
-    with open(descriptor, "rb") as opened:
+    with open(descriptor, "rb") as stream:
         if os.name == "posix" and not (
             _is_own(os.fstat(descriptor)) and _is_own(file.parent.stat())
         ):
             return []
-        return opened.read().split(b"\n")[:-1]
+        return stream.read().split(b"\n")[:-1]
 
 
-def _is_own(found: os.stat_result) -> bool:
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _is_own(status: os.stat_result) -> bool:
+    """Whether a file or folder is this user's, and nobody else can write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

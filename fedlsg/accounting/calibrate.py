@@ -1,9 +1,9 @@
 """Inverting an epsilon bound: the smallest noise multiplier, the largest number of steps.
 
-A search takes two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has
-the last word. They differ by a few percent whose size hardly changes nearby. Both return infinity
-where nothing certifies an epsilon, which counts as beyond any target. Results are kept by value,
-and as ``hints`` for other processes.
+A search takes two functions of its argument: ``cheap`` gives about epsilon in milliseconds, and
+``reported`` the epsilon that counts. They differ by a few percent, which hardly change nearby. Both
+return infinity where nothing certifies an epsilon, which counts as beyond any target. Results are
+kept in memory, and as ``hints`` for other processes.
 """
 
 import math
@@ -25,11 +25,16 @@ from fedlsg.accounting.events import AccountingError, Event, add_log_ratio, spli
 from fedlsg.config.foreign import explain_other_names
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
+"""Noise multipliers between which a search looks."""
 SIGMA_TOLERANCE = 1e-4
+"""Relative error of a noise multiplier that is found."""
 MAX_STEPS = 10**8
+"""Most steps that a search answers."""
 
 Bound = Callable[[float], float]
+"""Epsilon, or about that, as a function of the noise multiplier."""
 StepsBound = Callable[[int], float]
+"""The same as a function of the number of steps."""
 
 
 OUT_OF_RANGE = "no noise multiplier up to 1e6 meets it: raise epsilon or delta"
@@ -37,7 +42,7 @@ ALMOST_WITHOUT_NOISE = "it is met almost without noise: lower epsilon or delta"
 
 
 class OutOfReachError(ValueError):
-    """No argument in the searched range meets the target, or all of them do."""
+    """No noise multiplier in the searched range meets the target, or all of them do."""
 
 
 @lru_cache(maxsize=256)  # by its arguments alone: never stale
@@ -64,8 +69,8 @@ def calibrate_noise_multiplier(
     result.
 
     Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in
-    [0.05, 1e6] meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the
-    witness disagrees.
+    [0.05, 1e6] meets, or that is met without noise, or that 2 Lambda alone exceeds, or if the
+    witness contradicts the result.
     """
     sigma = _calibrated(epsilon, delta, sample_rate, steps, besides, log_ratio)
     event = Event(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
@@ -83,8 +88,8 @@ def calibrate_each(
 ) -> dict[tuple[float, int], float]:
     """``calibrate_noise_multiplier`` of several clients, by (sample_rate, steps).
 
-    Differs: the witness, which takes longer than the search, is asked about the first and the last
-    one in their order.
+    Differs: the witness, which takes longer than the search, is asked about the smallest and the
+    largest of ``settings`` alone.
     """
     ordered = sorted(set(settings))
     for q, steps in {*ordered[:1], *ordered[-1:]}:
@@ -126,13 +131,14 @@ def _calibrated(
     def reported(sigma: float) -> float:
         return certified_or_inf(events(sigma), delta)
 
-    if (added := add_log_ratio(0.0, split_log_ratio(events(1.0))[1])) >= target:
+    added = add_log_ratio(0.0, split_log_ratio(events(1.0))[1])
+    if added >= target:
         raise AccountingError(
             f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid"
         )
 
     def holds(hint: hints.Answer) -> bool:
-        """The guarantee itself."""
+        """Whether the guarantee holds of an earlier answer."""
         return (
             len(hint) == 1
             and (sigma := hint[0]) > 0
@@ -140,7 +146,7 @@ def _calibrated(
         )
 
     try:
-        (found,) = hints.checked(
+        (smallest,) = hints.checked(
             "sigma",
             (target, delta, q, steps, [astuple(e) for e in besides], log_ratio),
             holds=holds,
@@ -152,7 +158,7 @@ def _calibrated(
         raise AccountingError(
             f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}"
         ) from None
-    return found
+    return smallest
 
 
 @lru_cache(maxsize=4096)  # by its arguments alone: never stale
@@ -165,9 +171,9 @@ def max_steps(
     besides: tuple[Event, ...] = (),
     log_ratio: float = 0.0,
 ) -> int:
-    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0
-    where one exceeds it.
+    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``.
 
+    0 if one step exceeds it.
     ``log_ratio``: Lambda of one step; n steps have n times as much.
     Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8).
     What no accountant certifies counts as beyond the budget.
@@ -176,19 +182,18 @@ def max_steps(
     """
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
     q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
-    each = checked_log_ratio(log_ratio)
+    ratio_of_step = checked_log_ratio(log_ratio)
 
     def events(steps: int) -> list[Event]:
-        whole = Event(
-            sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each])
-        )
-        return [whole, *besides]
+        ratio_of_steps = sum_up([steps * ratio_of_step])
+        event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=ratio_of_steps)
+        return [event, *besides]
 
     def reported(steps: int) -> float:
         return certified_or_inf(events(steps), delta)
 
     def holds(hint: hints.Answer) -> bool:
-        """The guarantee itself."""
+        """Whether the guarantee holds of an earlier answer."""
         return (
             len(hint) == 1
             and 1 <= (n := int(hint[0])) < MAX_STEPS
@@ -197,7 +202,7 @@ def max_steps(
 
     (most,) = hints.checked(
         "steps",
-        (target, delta, q, sigma, [astuple(e) for e in besides], each),
+        (target, delta, q, sigma, [astuple(e) for e in besides], ratio_of_step),
         holds=holds,
         search=lambda: (
             largest_steps(lambda steps: rough(events(steps), delta), reported, target),
@@ -207,29 +212,31 @@ def max_steps(
 
 
 def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
-    """The smallest sigma with ``reported(sigma) <= target``, to SIGMA_TOLERANCE; both bounds fall
-    with sigma.
+    """The smallest sigma with ``reported(sigma) <= target``, to SIGMA_TOLERANCE.
 
-    Guarantee: the returned sigma meets the target by ``reported``'s own answer, not by
-    extrapolation.
+    Both bounds fall with sigma. Newton's method on log epsilon as a function of log sigma; it stays
+    between the largest sigma that is too small and the smallest one that is enough.
+    Guarantee: ``reported`` itself, and no extrapolation, was asked about the returned sigma.
 
     Raises: OutOfReachError.
     """
     try:
         sigma = crossing(cheap, target, *_bracket(cheap, target))
-    except OutOfReachError:  # next to what was spent before, the cheap bound alone may be above
+    except OutOfReachError:  # with ``besides``, the cheap bound alone may be above the target
         sigma = crossing(reported, target, *_bracket(reported, target))
-    slope = -1.0  # d log epsilon / d log sigma, from the last two answers
-    too_small, enough, before = 0.0, math.inf, (0.0, 0.0)
+    slope = -1.0  # d log epsilon / d log sigma, from the last two finite answers
+    previous_sigma, previous_epsilon = 0.0, 0.0
+    too_small, enough = 0.0, math.inf
     for _ in range(100):
         epsilon = reported(sigma)
         if 0 < epsilon < math.inf:
-            if before[0] and before[0] != sigma:
-                steeper = math.log(epsilon / before[1]) / math.log(sigma / before[0])
-                slope = min(max(steeper, -50.0), -0.05)
-            before = (sigma, epsilon)
+            if previous_sigma not in (0.0, sigma):
+                change = math.log(epsilon / previous_epsilon)
+                slope = min(max(change / math.log(sigma / previous_sigma), -50.0), -0.05)
+            previous_sigma, previous_epsilon = sigma, epsilon
         if epsilon <= target:
             enough = min(enough, sigma)
+            # by the slope, sigma is at most 0.3 tolerances above the smallest one
             if epsilon >= target * (1 + 0.3 * SIGMA_TOLERANCE * slope):
                 return sigma
             if sigma <= SMALLEST_SIGMA:
@@ -240,34 +247,36 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
                 raise OutOfReachError(OUT_OF_RANGE)
         if enough <= too_small * (1 + 0.5 * SIGMA_TOLERANCE):
             return enough
-        # Aim a tenth of the tolerance inside the target: one or two corrections then end the
-        # search.
-        step = (
-            (epsilon / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10)
-            if 0 < epsilon < math.inf
-            else 0.0
-        )
-        low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
-        if low < sigma * step < high:
-            sigma *= step
-        elif too_small and enough < math.inf:
-            sigma = math.sqrt(low * high)
-        else:
-            sigma = (
-                max(sigma / 2, SMALLEST_SIGMA)
-                if epsilon <= target
-                else min(sigma * 2, LARGEST_SIGMA)
-            )
+        sigma = _next_sigma(sigma, epsilon, target, slope, too_small, enough)
     raise OutOfReachError("the search for a noise multiplier does not end: change the target")
 
 
-def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int:
-    """The largest n with ``reported(n) <= target``, at most MAX_STEPS, 0 if there is none; both
-    bounds rise with n.
+def _next_sigma(
+    sigma: float, epsilon: float, target: float, slope: float, too_small: float, enough: float
+) -> float:
+    """The sigma to try next: a Newton step, else the bracket's middle, else twice or half of it.
 
-    Guarantee: ``reported`` was called at n and at n + 1 (unless n is MAX_STEPS).
+    ``epsilon``: at ``sigma``. ``too_small`` is 0, and ``enough`` infinite, if no such sigma is
+    known.
     """
-    if cheap(1) > target and reported(1) > target:  # few steps are where a cheap bound is loosest
+    low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
+    if 0 < epsilon < math.inf:
+        # A tenth of the tolerance inside the target: one or two corrections then end the search.
+        newton: float = sigma * ((epsilon / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10))
+        if low < newton < high:
+            return newton
+    if too_small and enough < math.inf:
+        return math.sqrt(low * high)
+    return max(sigma / 2, SMALLEST_SIGMA) if epsilon <= target else min(sigma * 2, LARGEST_SIGMA)
+
+
+def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int:
+    """The largest n <= MAX_STEPS with ``reported(n) <= target``; 0 if one step exceeds it.
+
+    Both bounds rise with n.
+    Guarantee: ``reported`` was called at n and at n + 1 (unless n is 0 or MAX_STEPS).
+    """
+    if cheap(1) > target and reported(1) > target:  # the cheap bound is loosest at few steps
         return 0
     end = 1
     while end < MAX_STEPS and cheap(end) <= target:
@@ -287,19 +296,17 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
             return within
         if attempt >= 6 or not 0 < epsilon < math.inf:
             steps = (within + beyond) // 2
-        # epsilon grows about like the square root of steps: one correction ends next to the root
-        else:
+        else:  # epsilon grows about like the square root of the number of steps
             steps = round(steps * (target / epsilon) ** 2) + (0 if epsilon > target else 1)
     raise AssertionError("a bracket of 10^8 integers is halved at most 27 times")
 
 
 def crossing(function: Bound, target: float, low: float, high: float) -> float:
-    """About where a monotone function crosses ``target`` between ``low`` and ``high``, searched in
-    logarithms.
+    """About where a monotone function crosses ``target`` between ``low`` and ``high``.
 
-    ``reported`` has the last word, so a finer root is pointless.
+    It is searched in logarithms, to 1 %: a start for the search by ``reported``. ``low`` where the
+    function does not cross.
     """
-
     from scipy.optimize import brentq  # a quarter of a second, and most processes never search
 
     def excess(log_x: float) -> float:
@@ -312,24 +319,22 @@ def crossing(function: Bound, target: float, low: float, high: float) -> float:
 
 
 def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
-    """Two sigmas at most a factor of 2 apart, the lower one above the target and the higher one
-    within it.
-    """
+    """Two sigmas at most a factor of 2 apart: epsilon is above the target at the lower one only."""
     low = high = 1.0
     while cheap(high) > target:
-        if (low := high) >= LARGEST_SIGMA:
+        low = high
+        if low >= LARGEST_SIGMA:
             raise OutOfReachError(OUT_OF_RANGE)
         high *= 2
     while cheap(low) <= target:
-        if (high := low) <= SMALLEST_SIGMA:
+        high = low
+        if high <= SMALLEST_SIGMA:
             raise OutOfReachError(ALMOST_WITHOUT_NOISE)
         low = max(low / 2, SMALLEST_SIGMA)
     return low, high
 
 
 def forget() -> None:
-    """Let the next search of this process begin anew: for measurements, and for tests that plant
-    mistakes.
-    """
+    """Empty this process's memory of searches, for measurements and for tests that plant errors."""
     for cached in (calibrate_noise_multiplier, _calibrated, max_steps):
         cached.cache_clear()

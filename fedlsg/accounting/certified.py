@@ -2,9 +2,10 @@
 
 The reported epsilon is a certified upper bound: the closed form if every step takes the full batch
 ("gaussian"), else that of privacy loss distributions ("pld"), or the Renyi bound ("renyi") where
-that is smaller or no grid fits. prv-accountant, of independent make, is the witness: where its
-lower end exceeds the reported bound, one of the two is wrong, and nothing is reported. Unit of
-privacy: one example, add/remove adjacency. Disjoint clients compose in
+that is smaller or no grid fits. prv-accountant, another library, is the witness: where its lower
+end exceeds the reported bound, one of the two is wrong, and nothing is reported.
+
+The unit of privacy is one example, under add/remove adjacency. Disjoint clients compose in
 parallel: take the maximum over clients, never a sum.
 """
 
@@ -34,16 +35,16 @@ Intervals = dict[str, Interval]
 
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_NOISE = 0.02
-"""Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is
-protected.
+"""Noise multiplier below which no accountant is asked: one sampled step loses an epsilon of 1,000
+or more.
 """
-MAX_WITNESSED_SETTINGS, MAX_SETTINGS = 8, 256
-"""Different (q, sigma): so many are witnessed, a second for each; more than the other are merged
-upwards.
-"""
+MAX_WITNESSED_SETTINGS = 8
+"""Different (q, sigma) up to which the witness is asked: it takes a second for each."""
+MAX_SETTINGS = 256
+"""Different (q, sigma) from which events are merged to fewer that lose more."""
 HOPELESS = 1e4
-"""Sum of T (q / sigma)^2 of many different settings from which minutes of a finer bound change
-nothing.
+"""Sum of T (q / sigma)^2 from which many different settings have no bound on a grid: it takes
+minutes, and epsilon is in the thousands.
 """
 
 
@@ -139,37 +140,34 @@ def compose(
 def _certified(
     events: tuple[Event, ...], delta: float, failures: dict[str, str]
 ) -> Intervals | str:
-    """The certified bounds by their names, or why there is none."""
+    """The certified bounds by their names, or why there is none.
+
+    ``failures`` gets the reason if there is a Renyi bound alone.
+    """
     if _full_batches(events):
         return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
     if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
-    merged, whole = len(events) > MAX_SETTINGS, events
-    events = coarsen(events, MAX_SETTINGS)
-    found: Intervals = {}
-    lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
-    hopeless = len(events) > MAX_WITNESSED_SETTINGS and lost > HOPELESS
-    answer = "not tried: epsilon is in the thousands" if hopeless else _answer("pld", events, delta)
+    merged = len(events) > MAX_SETTINGS
+    coarse = coarsen(events, MAX_SETTINGS)
+    many = len(coarse) > MAX_WITNESSED_SETTINGS
+    lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in coarse)
+    answer: Interval | str = "not tried: epsilon is in the thousands"
+    if not many or lost <= HOPELESS:
+        answer = _answer("pld", coarse, delta)
     if isinstance(answer, str):
         failures["pld"] = answer
-    else:
-        found["pld"] = replace(answer, lower=0.0) if merged else answer
-    if (
-        "pld" in found
-        and not merged
-        and (len(events) > MAX_WITNESSED_SETTINGS or _below_renyi(found["pld"], events, delta))
-    ):
-        return found  # of many events the other bound takes longer, and is rarely smaller
-    renyi = closed_forms.interval(coarsen(whole, 4 * MAX_SETTINGS), delta)
-    if "pld" not in found or renyi.upper < found["pld"].upper:
-        found["renyi"] = renyi
-    return found
+        return {"renyi": closed_forms.interval(coarsen(events, 4 * MAX_SETTINGS), delta)}
+    pld = replace(answer, lower=0.0) if merged else answer
+    # The Renyi bound of many events takes longer than this one, and is rarely smaller.
+    if not merged and (many or _below_renyi(pld, coarse, delta)):
+        return {"pld": pld}
+    renyi = closed_forms.interval(coarsen(events, 4 * MAX_SETTINGS), delta)
+    return {"pld": pld, "renyi": renyi} if renyi.upper < pld.upper else {"pld": pld}
 
 
 def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bool:
-    """Whether a bound is clearly below that of every Renyi order, so that the quick accountant need
-    not be asked.
-    """
+    """Whether a bound is clearly below the Renyi bound of any order, so that none is computed."""
     least: float = _library("pld").chernoff(events, delta)
     return bound.upper * 1.01 < least
 
@@ -181,17 +179,19 @@ def _witness(events: tuple[Event, ...], delta: float) -> Intervals | str:
             f"not asked: {len(events)} different sample rates and noise multipliers, more than "
             f"{MAX_WITNESSED_SETTINGS}"
         )
-    silent = ""
+    failure = ""
 
     def search() -> tuple[float, ...]:
-        nonlocal silent
+        nonlocal failure
         answer = _answer("prv", events, delta)
-        silent = answer if isinstance(answer, str) else ""
-        return () if isinstance(answer, str) else astuple(answer)
+        if isinstance(answer, str):
+            failure = answer
+            return ()
+        return astuple(answer)
 
     def holds(hint: hints.Answer) -> bool:
-        """Whether the interval meets the other accountant's: a contradiction is never taken from a
-        hint.
+        """Whether the interval overlaps the other accountant's: a contradiction is never taken from
+        a hint.
         """
         other = _answer("pld", events, delta)
         ordered = len(hint) == 3 and 0 <= hint[0] <= hint[1] <= hint[2]
@@ -202,10 +202,13 @@ def _witness(events: tuple[Event, ...], delta: float) -> Intervals | str:
             and other.lower <= hint[2]
         )
 
-    found = hints.checked(
+    numbers = hints.checked(
         "witness", ([astuple(e) for e in events], delta), holds=holds, search=search
     )
-    return silent or {"prv": Interval(lower=found[0], estimate=found[1], upper=found[2])}
+    if failure:
+        return failure
+    lower, estimate, upper = numbers
+    return {"prv": Interval(lower=lower, estimate=estimate, upper=upper)}
 
 
 def _full_batches(events: tuple[Event, ...]) -> bool:
@@ -248,11 +251,9 @@ def _library(name: str) -> ModuleType:
 
 
 def _agreement(intervals: Intervals, name: str, events: tuple[Event, ...], delta: float) -> str:
-    """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all
-    there is.
+    """The witness of the reported bound ``name``: "prv", or "unwitnessed" without another answer.
 
-    Raises: AccountingError where prv's lower end exceeds the bound: one of the two misses the
-    truth.
+    Raises: AccountingError if prv's lower end exceeds the bound: one of the two is wrong.
     """
     if name == "prv" or "prv" not in intervals:
         return "unwitnessed"
@@ -268,14 +269,14 @@ def _agreement(intervals: Intervals, name: str, events: tuple[Event, ...], delta
 
 
 def _raised(interval: Interval, log_ratio: float) -> Interval:
-    """``estimate`` and ``upper`` with 2 Lambda."""
+    """The interval whose ``estimate`` and ``upper`` have 2 Lambda added."""
     estimate = add_log_ratio(interval.estimate, log_ratio)
     upper = add_log_ratio(interval.upper, log_ratio)
     return Interval(lower=interval.lower, estimate=estimate, upper=upper)
 
 
 def rough(events: Sequence[Event], delta: float) -> float:
-    """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
+    """About epsilon, a few percent above it, in a few milliseconds: the start of a search."""
     plain, log_ratio = split_log_ratio(events)
     try:
         merged = canonical(plain)
@@ -292,6 +293,7 @@ def rough(events: Sequence[Event], delta: float) -> float:
 
 
 def certified_or_inf(events: Sequence[Event], delta: float) -> float:
+    """``upper_or_inf`` without the witness."""
     return upper_or_inf(events, delta, ("pld",))
 
 

@@ -23,10 +23,9 @@ Sampled batches: Renyi divergences in closed form, and at fractional orders by q
 
 Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions
 of add/remove.
-Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a quarter above the
-exact value. A client far from its budget learns from it, in milliseconds, that it is far. It is
-reported, by its name, where the privacy loss distribution does not fit a grid: no probability is
-subtracted from another here. Sees no data.
+Conversion: Canonne, Kamath & Steinke 2020, proposition 12. The bound is a tenth to a quarter above
+the exact value. It takes milliseconds: enough for a client that is far from its budget. Where the
+privacy loss distribution does not fit a grid, it is reported as "renyi".
 """
 
 import math
@@ -62,9 +61,9 @@ _LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(INTEGERS[-1] + 1)]
 
 
 def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> bool:
-    """Whether the epsilon that ``compose`` would report is certainly not above ``epsilon``; False
-    means unknown.
+    """Whether the epsilon that ``compose`` would report is certainly at most ``epsilon``.
 
+    False means unknown.
     Guarantee: where it is True, this bound is at most ``epsilon``, and ``compose`` reports no more
     than this bound. Lambda of the events is charged as in ``compose``.
     """
@@ -77,7 +76,7 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
 
 
 def interval(events: Sequence[Event], delta: float) -> Interval:
-    """The bound with room for rounding; nothing is known from below.
+    """``upper_bound`` with room for rounding; the lower end is 0.
 
     Differs from the accountants at small epsilon: no order above 256 is tried, so it does not fall
     below about log(1 / delta) / 255 (0.09 at delta = 1e-12). Raises AccountingError where it is
@@ -119,8 +118,8 @@ def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndar
 
 
 def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
-    """Epsilon of one full batch at ``noise_multiplier``, exact but for rounding, which both ends
-    leave room for.
+    """Epsilon of one full batch at ``noise_multiplier``, exact up to rounding; both ends leave room
+    for it.
     """
     mu = 1 / noise_multiplier
     slope_error = 0.0 if mu >= TINY else SLOPE_ERROR * mu
@@ -132,6 +131,7 @@ def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
 
 
 def _gaussian_epsilon(mu: float, log_delta: float) -> float:
+    """The epsilon with log delta(epsilon) = ``log_delta``; 0 if delta(0) is not above it."""
     if log_delta >= 0 or _log_delta(0.0, mu) <= log_delta:
         return 0.0
     from scipy.optimize import brentq  # most processes never need it

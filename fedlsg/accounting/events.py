@@ -28,11 +28,11 @@ from fedlsg.accounting.checks import (
 )
 
 LEAST_RATE, MOST_NOISE = 1e-30, 1e30
-"""An event beyond them is counted as one at them, which loses more."""
+"""Sample rate and noise multiplier at which an event beyond them is counted: that loses more."""
 LEAST_NOISE = 1e-6
-"""Noise multiplier of full batches whose epsilon, above 10^11, is not computed."""
+"""Noise multiplier up to which epsilon of full batches, above 10^11, is not computed."""
 EVENTS_SHOWN = 4
-"""Events in a message."""
+"""Events that a message lists."""
 FINEST_LEVEL = 128.0
 """The finest grid of ``coarsen``: powers 2^(k/n) for integers k, n = 128."""
 
@@ -45,10 +45,12 @@ class AccountingError(ValueError):
 class Event:
     """``steps`` Poisson-subsampled Gaussian mechanisms with the same (q, sigma).
 
-    ``noise_multiplier`` is the effective one: noise s.d. over the sensitivity of everything that is
-    released in a step. A per-block clip that is entered with its per-block sigma understates
-    epsilon; see the mechanism that made the noise. ``log_ratio`` is Lambda of all ``steps``
-    together, 0 for Gaussian noise.
+    sample_rate: q.
+    noise_multiplier: sigma, the effective one: noise s.d. over the sensitivity of everything that
+        is released in a step. The sigma of one block of a per-block clip understates epsilon; see
+        the mechanism that made the noise.
+    steps: T.
+    log_ratio: Lambda of all ``steps`` together, 0 for Gaussian noise.
 
     Raises: ValueError unless 0 < q <= 1, sigma is finite and positive, steps is an integer >= 1,
     and Lambda is finite and not negative.
@@ -70,9 +72,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Epsilon as one accountant sees it: certified ``lower`` and ``upper``, best ``estimate``
-    between them.
-    """
+    """Epsilon by one accountant: certified ``lower`` and ``upper`` bounds, and an ``estimate``."""
 
     lower: float
     estimate: float
@@ -85,13 +85,17 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
-    """Epsilon at one delta. ``upper`` is the certified number and the only one to report.
+    """Epsilon at one delta.
 
-    ``accountant`` names whose bound this is: "gaussian" (closed form), "pld", or "renyi".
-    ``witness`` is "prv" if prv-accountant answered and does not contradict it, else "unwitnessed".
-    ``intervals`` holds every answer, ``failures`` the text of every accountant that failed, was
-    refused or was not asked. Where events have a Lambda, no ``lower`` is certified of the release:
-    see ``compose``.
+    lower: a certified lower bound; 0 without one. Of events with a Lambda it is no bound of the
+        release: see ``compose``.
+    estimate: the best estimate.
+    upper: the certified upper bound, and the only number to report.
+    accountant: whose bound this is: "gaussian" (closed form), "pld", "renyi"; "prv" if only that
+        was asked, "none" without events.
+    witness: "prv" if prv-accountant answered and does not contradict it, else "unwitnessed".
+    intervals: every answer, by accountant.
+    failures: why an accountant failed, refused or was not asked, by its name.
     """
 
     lower: float
@@ -139,8 +143,8 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def describe(events: Iterable[Event]) -> str:
-    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"; the first
-    ones of many.
+    """The first EVENTS_SHOWN events for a message: "noise_multiplier=0.5 (40 steps at sample rate
+    0.1)".
     """
     events = tuple(events)
     words = [
@@ -148,9 +152,9 @@ def describe(events: Iterable[Event]) -> str:
         f"step{'' if event.steps == 1 else 's'} at sample rate {event.sample_rate:.4g})"
         for event in events[:EVENTS_SHOWN]
     ]
-    return " and ".join(
-        words + ([f"{len(events) - EVENTS_SHOWN} more"] if len(events) > EVENTS_SHOWN else [])
-    )
+    if len(events) > EVENTS_SHOWN:
+        words.append(f"{len(events) - EVENTS_SHOWN} more")
+    return " and ".join(words)
 
 
 def split_log_ratio(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
@@ -161,8 +165,9 @@ def split_log_ratio(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
 
 
 def sum_up(log_ratios: Iterable[float]) -> float:
-    """The sum of Lambdas, rounded up; 0 if all are 0. At most the largest float: ``smaller_delta``
-    refuses that.
+    """The sum of Lambdas, rounded up; 0 if all are 0.
+
+    It is at most the largest float, which ``smaller_delta`` refuses.
     """
     try:
         total = math.fsum(log_ratios)
@@ -172,11 +177,9 @@ def sum_up(log_ratios: Iterable[float]) -> float:
 
 
 def smaller_delta(delta: float, log_ratio: float) -> float:
-    """delta e^-Lambda, rounded down: where the accountants are asked, so that the whole is private
-    at ``delta``.
+    """delta e^-Lambda, rounded down: the accountants' delta, so that the release has ``delta``.
 
-    Raises: AccountingError if that is not a normal float: Lambda is hundreds, and no epsilon means
-    anything.
+    Raises: AccountingError if that is not a normal float. Lambda is then in the hundreds.
     """
     if not log_ratio:
         return delta
@@ -205,12 +208,12 @@ def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def coarsen(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
-    """At most ``most`` different (q, sigma) that lose at least as much privacy, on the finest grid
-    that has so few.
+    """At most ``most`` different (q, sigma) that lose at least as much privacy.
 
-    On a grid of powers of two, 2^(k/n) for integers k: epsilon rises with q and falls with sigma,
-    so q moves up and sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As
-    many steps in all; the same events if they are few.
+    They are on a grid of powers of two, 2^(k/n) for integers k, with the largest n that leaves so
+    few. Epsilon rises with q and falls with sigma, so q moves up and sigma down. The number of
+    steps stays, and so do the events themselves if they are few.
+    The events have no Lambda, and no noise multiplier below 1e-30.
     """
     fewer_events, level = events, FINEST_LEVEL
     while len(fewer_events) > most:

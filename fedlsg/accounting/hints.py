@@ -1,14 +1,14 @@
-"""What a search found, kept on disk as a hint, which the accountant checks before it is used.
+"""Hints: results of searches that are kept on disk, and checked before they are used.
 
 A noise multiplier, a number of steps and a witness's interval take a tenth of a second to seconds
-to find, and a few milliseconds to check. An entry that is stale, damaged, of another version or of
-another question costs a search and never an epsilon: what is reported is always composed, and never
-read from here.
+to find, and a few milliseconds to check. An entry that is damaged, of another version or of another
+question only costs a new search. The epsilon that is reported is always computed, and never read
+from here.
 
 Each entry is a file of its own in the folder ``accounting`` of the cache (FEDLSG_CACHE, else
-``~/.cache/fedlsg``), for its owner only. Its name is a digest of the question, the code here, and
-the versions of what it computes with. With FEDLSG_HINTS=off nothing is read or kept. The same
-holds for a folder that cannot be used.
+``~/.cache/fedlsg``), for its owner only. Its name is a digest of the question, the accountants'
+code, and the versions of the libraries. With FEDLSG_HINTS=off, or a folder that cannot be used,
+nothing is read or kept.
 """
 
 import hashlib
@@ -27,9 +27,11 @@ from fedlsg.owner_only import OTHERS_BITS, is_closed, make_folder
 
 Answer = tuple[float, ...]
 
-MAX_ENTRIES, MAX_ENTRY_BYTES = 2048, 2**16
-"""Entries, of which the oldest quarter is removed beyond it; and bytes of one."""
-USED = ("numpy", "scipy", "prv-accountant")
+MAX_ENTRIES = 2048
+"""Most entries: beyond it the oldest quarter is removed."""
+MAX_ENTRY_BYTES = 2**16
+"""Most bytes of an entry that is read."""
+LIBRARIES = ("numpy", "scipy", "prv-accountant")
 
 
 def checked(
@@ -39,10 +41,12 @@ def checked(
     holds: Callable[[Answer], bool],
     search: Callable[[], Answer],
 ) -> Answer:
-    """The numbers that ``search`` finds for ``inputs``, or those of an earlier search if ``holds``
-    of them.
+    """The numbers that ``search`` finds for ``inputs``, or those of an earlier search.
 
-    ``inputs``: all that the answer depends on, as JSON has it.
+    name: of the search.
+    inputs: all that the answer depends on, as JSON has it.
+    holds: whether an earlier answer may be used.
+    search: the search; an empty answer is not kept.
     """
     if os.environ.get("FEDLSG_HINTS") == "off":
         return search()
@@ -71,9 +75,7 @@ def file_of(question: str) -> Path:
 
 
 def _read(question: str) -> Answer | None:
-    """The answer to a question; None where there is none, or its file is damaged or could be
-    another user's.
-    """
+    """The answer to a question; None without a file, or if it is damaged or another user's."""
     try:
         path = file_of(question)
         status = path.stat()
@@ -96,9 +98,7 @@ def _read(question: str) -> Answer | None:
 
 
 def _write(question: str, answer: Answer) -> None:
-    """Put an entry into its place as a whole: of several writers one is last, and each has written
-    the same.
-    """
+    """Write an entry by a rename, so that other processes never read a part of it."""
     path = file_of(question)
     make_folder(path.parent)
     record = {
@@ -116,29 +116,28 @@ def _write(question: str, answer: Answer) -> None:
         raise
     files = list(path.parent.iterdir())
     if len(files) > MAX_ENTRIES:
-        for old in sorted(files, key=_age)[: len(files) - MAX_ENTRIES * 3 // 4]:
+        for old in sorted(files, key=_written_at)[: len(files) - MAX_ENTRIES * 3 // 4]:
             old.unlink(missing_ok=True)
 
 
-def _age(path: Path) -> float:
+def _written_at(path: Path) -> float:
+    """When a file was written, in seconds; infinity if another process has removed it."""
     try:
         return path.stat().st_mtime
-    except OSError:  # another process removed it
+    except OSError:
         return math.inf
 
 
-@cache  # of installed code: for a process
+@cache  # installed code does not change within a process
 def _code() -> list[str]:
-    """What an answer depends on besides its inputs: the accountants' code, and the versions of what
-    they use.
-    """
+    """The digest of the accountants' code, and the versions of the machine and the libraries."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     return [
         digest,
         platform.machine(),
         platform.python_version(),
-        *(version(name) for name in USED),
+        *(version(name) for name in LIBRARIES),
     ]
 
 

@@ -15,8 +15,8 @@ the T-fold convolution of p_theta
 
 g comes from one FFT, a power and the inverse. Its errors are absolute, about T u, next to a sum
 that is of order 1: the factor in front, which is the Chernoff bound, carries the size of delta.
-Without a tilt they would be absolute errors of delta, and nothing below 1e-11 could be told. What
-is added to delta, at every epsilon:
+Without a tilt they would be absolute errors of delta, larger than any delta below 1e-11. What is
+added to delta, at every epsilon:
 
 * FFT. |f^ - f| <= e = `tilt.FFT_PASS_ROUNDING` log2(N) u for each coefficient of a law with sum 1,
   so that of the product is off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that
@@ -53,15 +53,15 @@ from fedlsg.accounting.tilt import (
     tilted,
 )
 
-# of many different events, points of the grid times events: about ten seconds
 MANY, MOST_WORK = 16, 2**24
+"""Above so many different events, the most points of the grid times events: about ten seconds."""
 
 
 @lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
-    """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the
-    grid's error.
+    """Bounds on the larger epsilon of both directions of add/remove.
 
+    ``estimate`` is the upper bound less the grid's error.
     Raises: AccountingError where the grid would not fit in memory, or float64 does not resolve
     delta.
     """
@@ -78,7 +78,7 @@ def interval(events: tuple[Event, ...], delta: float) -> Interval:
 
 
 def largest_addition(events: Sequence[Event]) -> float:
-    """What addition can lose at most: -log(1 - q) a step, whatever the output."""
+    """The largest loss that addition can have: the sum of -log(1 - q) over steps."""
     if any(e.sample_rate == 1.0 for e in events):
         return math.inf
     return sum(-e.steps * math.log1p(-e.sample_rate) for e in events) * (1 + 1e-9)
@@ -94,8 +94,9 @@ def chernoff(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _bounds(total: Sum, delta: float, other: float) -> Interval:
-    """Bounds for one direction; ``other``: what the other direction has, below which this one need
-    not be sharp.
+    """Bounds for one direction, on finer and finer grids until the grid costs little.
+
+    ``other``: the upper bound of the other direction; this one need not be sharp below it.
     """
     theta, renyi = _saddle(total, delta)
     surely = renyi * (1 + 1e-6)
@@ -137,8 +138,8 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
     """(theta, a bound of epsilon): Canonne, Kamath & Steinke 2020, proposition 12, at the best
     order 1 + theta.
 
-    It holds, too: with what the nodes leave out of K, which grows like theta^12, and of the
-    outputs.
+    Guarantee: it is an upper bound. ``left_out`` is the error of the nodes in K: six nodes in an
+    interval leave out a term of order 12 in theta. Outputs that are not described lower delta.
     """
     steepest = total.steepest
     log_delta = math.log(delta - total.outside)
@@ -149,8 +150,9 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
 
 
 def _added(total: Sum, grid: TiltedGrid, fall: float) -> float:
-    """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for
-    each unit of it.
+    """About how much rounding to the grid adds to epsilon.
+
+    ``fall``: - d log delta / d epsilon, there.
     """
     steep = max(grid.theta, fall)
     moved = min(grid.width, (1 + steep) * grid.width**2 / 12)
@@ -158,15 +160,15 @@ def _added(total: Sum, grid: TiltedGrid, fall: float) -> float:
 
 
 def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, float]:
-    """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of
-    it is the grid's.
+    """Bounds on one grid, and about how much of the upper one the grid adds.
+
+    The upper bound is where the composed delta, with all errors added, is ``delta``.
     """
     growth = math.expm1(MASS_ROUNDING * total.steps + 1e-9)
     target = (delta - total.outside - grid.above) / (1 + growth)
     curve = tilted(total, grid, np.float64)
     upper = curve.epsilon(target)
-    # Large losses that are rare: the tilted law has no middle at epsilon. Extended precision takes
-    # a GB at the limit.
+    # Rare large losses leave large errors (see FFT above). Extended precision takes up to a GB.
     if (
         total.steps > 1
         and grid.cells <= MAX_WINDOW // 2
@@ -183,11 +185,12 @@ def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, flo
 
 
 def _lower(total: Sum, grid: TiltedGrid, curve: Curve, delta: float) -> float:
-    """Certified lower bound: S on the grid exceeds S by more than ``moved`` with a probability of a
-    hundredth of delta.
+    """Certified lower bound of epsilon in this direction.
 
-    Each loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's
-    lemma, since the mean of e^-loss stays); the sum over steps is Hoeffding's inequality.
+    S on the grid exceeds S by more than ``moved`` with a probability of at most delta / 100. Each
+    loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's lemma,
+    since the mean of e^-loss stays); the sum over steps is Hoeffding's inequality. Another 0.004
+    delta is for aliasing: together less than the 0.015 by which delta is raised.
     """
     steps, width = total.steps, grid.width
     likely = steps * width**2 / 8 + width * math.sqrt(steps * math.log(100 / delta) / 2)

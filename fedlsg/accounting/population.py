@@ -1,24 +1,24 @@
-"""The largest and the median epsilon of very many clients, from few calls of the accountants; never
-too low.
+"""Upper bounds of the largest and the median epsilon of very many clients, from few calls of the
+accountants.
 
-Epsilon rises with q and with the number of steps T, and falls with sigma. So an answer for one
-client is an upper bound for every client with no larger q, no smaller sigma and no more steps. Of a
-set of clients only the *front* is computed: those that no other client covers. The largest epsilon
-is that of the front of all. The median is bounded by the front of any half of them; a better choice
-of the half gives a closer bound.
+Epsilon rises with q and with the number of steps T, and falls with sigma. A client covers another
+one if it has no smaller q and T, and no larger sigma: its epsilon is then an upper bound for both.
+Only the *front* of a set is computed: the clients that no other one covers. The largest epsilon is
+that of the front of all. The median is bounded by the front of any half of the clients; a better
+choice of the half gives a closer bound.
 
 Where clients have a Lambda (``Event.log_ratio``), the largest one counts for all of them.
 
 A front is large where larger q come with larger sigma. Then its members are put into cells of a
-grid, 2^(k/n) for integers k, n points an octave: q and T move up to the next and sigma down, which
-can only raise epsilon. The cell with the largest bound is divided, along the finer grids of
-`LEVELS`, until it is a single client's own.
+grid, 2^(k/n) for integers k, n points an octave. q and T move up to the next point and sigma moves
+down, which can only raise epsilon. The cell with the largest bound is divided, along the finer
+grids of `LEVELS`, until it is a single client's own numbers.
 """
 
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,10 +43,13 @@ MAX_FRONT_CLIENTS = 32
 MAX_QUESTIONS = 80
 """Calls after which a cell's bound is accepted."""
 SAMPLED_CLIENTS = 9
-"""Results from which the lower half of the clients is guessed."""
+"""Clients whose epsilon is computed to guess the lower half of all."""
 LEVELS = (2, 4, 8, 16, 32, 64, 128)
-OWN_DEPTH = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
+"""Points an octave of the grids, from coarse to fine."""
+OWN_DEPTH = len(LEVELS)
+"""Depth of a cell without a grid: a client's own numbers."""
 DISPLAYED = 8
+"""Points an octave of the grid of `displayed`."""
 QUICK_ACCOUNTANTS = ("pld",)
 UNBOUNDED = (Event(sample_rate=0.5, noise_multiplier=SMALLEST_NOISE / 2, steps=1),)
 """Events of which no accountant certifies a finite epsilon, nor of those that cover them."""
@@ -54,8 +57,10 @@ UNBOUNDED = (Event(sample_rate=0.5, noise_multiplier=SMALLEST_NOISE / 2, steps=1
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Upper bounds of the clients' largest and median epsilon; ``worst`` is the position of one
-    with the largest.
+    """Upper bounds of the clients' largest and median epsilon.
+
+    largest, median: epsilon; infinite if none is certified.
+    worst: the position of a client with the largest epsilon.
     """
 
     largest: float
@@ -105,13 +110,12 @@ def spread(
 def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
     """The clients' events without Lambda, and the largest Lambda of a client."""
     parts = [split_log_ratio(events) for events in population]
-    return [_canonical(plain) for plain, _ in parts], max(
-        (log_ratio for _, log_ratio in parts), default=0.0
-    )
+    largest_ratio = max((log_ratio for _, log_ratio in parts), default=0.0)
+    return [_canonical(plain) for plain, _ in parts], largest_ratio
 
 
 def _canonical(events: Events) -> Events:
-    """``canonical``; `UNBOUNDED` where that finds a loss beyond any float."""
+    """``canonical(events)``, or `UNBOUNDED` if it refuses them."""
     try:
         return canonical(events)
     except AccountingError:
@@ -130,9 +134,8 @@ def _raised_spread(
         delta = smaller_delta(delta, log_ratio)
     except AccountingError:
         return Spread(largest=math.inf, median=math.inf, worst=0)
-    spread_of_all = _spread(
-        merged, delta, accountants, [1] * len(merged) if counts is None else counts
-    )
+    counts = [1] * len(merged) if counts is None else counts
+    spread_of_all = _spread(merged, delta, accountants, counts)
     largest = add_log_ratio(spread_of_all.largest, log_ratio)
     median = add_log_ratio(spread_of_all.median, log_ratio)
     return Spread(largest=largest, median=median, worst=spread_of_all.worst)
@@ -146,26 +149,28 @@ def _spread(
     different = sorted(set(merged), key=_spent)
     if len(different) <= MAX_EXACT_CLIENTS:
         exact = {events: upper_or_inf(events, delta, accountants) for events in different}
-        each = [exact[events] for events in merged]
-        largest = max(each)
-        median = (_at(each, counts, half) + _at(each, counts, half - 1 + sum(counts) % 2)) / 2
-        return Spread(largest=largest, median=median, worst=each.index(largest))
-    largest, worst = _covering(different, delta, accountants)
-    guessed = dict(zip(different, _guesses(different, delta), strict=True))
-    middle = _at([guessed[events] for events in merged], counts, half)
-    median, _ = _covering(
-        [events for events in different if guessed[events] <= middle], delta, accountants
-    )
+        epsilons = [exact[events] for events in merged]
+        largest = max(epsilons)
+        lower_place = half - 1 + sum(counts) % 2
+        lower_median = _value_at(epsilons, counts, lower_place)
+        median = (_value_at(epsilons, counts, half) + lower_median) / 2
+        return Spread(largest=largest, median=median, worst=epsilons.index(largest))
+    largest, worst = _bound_of_largest(different, delta, accountants)
+    guesses = dict(zip(different, _guesses(different, delta), strict=True))
+    middle = _value_at([guesses[events] for events in merged], counts, half)
+    lower_half = [events for events in different if guesses[events] <= middle]
+    median, _ = _bound_of_largest(lower_half, delta, accountants)
     if median >= largest:  # the guess put the worst client into the lower half
-        middle = _at(list(map(_spent, merged)), counts, half)
-        median, _ = _covering(
-            [events for events in different if _spent(events) <= middle], delta, accountants
-        )
+        middle = _value_at(list(map(_spent, merged)), counts, half)
+        lower_half = [events for events in different if _spent(events) <= middle]
+        median, _ = _bound_of_largest(lower_half, delta, accountants)
     return Spread(largest=largest, median=min(median, largest), worst=merged.index(worst))
 
 
-def _at(values: Sequence[float], counts: Sequence[int], place: int) -> float:
-    """The value at a place of the ordered list in which each one is as often as ``counts`` says."""
+def _value_at(values: Sequence[float], counts: Sequence[int], place: int) -> float:
+    """The value at a place, from 0, of the sorted list in which value i occurs ``counts[i]``
+    times.
+    """
     below = 0
     for value, count in sorted(zip(values, counts, strict=True)):
         below += count
@@ -174,49 +179,46 @@ def _at(values: Sequence[float], counts: Sequence[int], place: int) -> float:
     raise ValueError(f"expected a place below {below}, got {place}")
 
 
-def _covering(
+def _bound_of_largest(
     clients: Sequence[Events], delta: float, accountants: Sequence[str]
 ) -> tuple[float, Events]:
-    """An upper bound of the largest epsilon among ``clients``, and one whose it is, or nearly.
+    """An upper bound of the largest epsilon among ``clients``, and a client with about that
+    epsilon.
 
-    The front in ever finer cells: the cell with the largest bound is divided until it is a client's
-    own.
+    The front in ever finer cells: the cell with the largest bound is divided until it is a single
+    client's own numbers.
     """
     members = front(clients)
     depth, group = (0 if len(members) > MAX_FRONT_CLIENTS else OWN_DEPTH), members
-    # the largest bound first: its negative, a number, depth
-    waiting: list[tuple[float, int, int, list[Events]]] = []
+    # (-bound, number, depth, members) of cells: a heap gives the smallest first; the number, new
+    # for each cell, decides between equal bounds
+    heap: list[tuple[float, int, int, list[Events]]] = []
     questions = 0
     while True:
         cells: dict[Events, list[Events]] = {}
         for events in group:
-            cells.setdefault(
-                events if depth == OWN_DEPTH else move_to_grid(events, LEVELS[depth]), []
-            ).append(events)
+            cell = events if depth == OWN_DEPTH else move_to_grid(events, LEVELS[depth])
+            cells.setdefault(cell, []).append(events)
         for cell, inside in cells.items():
             questions += 1
-            heapq.heappush(
-                waiting, (-upper_or_inf(cell, delta, QUICK_ACCOUNTANTS), questions, depth, inside)
-            )
-        bound, _, depth, group = heapq.heappop(waiting)
+            bound = upper_or_inf(cell, delta, QUICK_ACCOUNTANTS)
+            heapq.heappush(heap, (-bound, questions, depth, inside))
+        negative, _, depth, group = heapq.heappop(heap)
         if depth == OWN_DEPTH or questions >= MAX_QUESTIONS:
-            return max(-bound, upper_or_inf(group[0], delta, accountants)), group[0]
+            return max(-negative, upper_or_inf(group[0], delta, accountants)), group[0]
         depth += 1
 
 
 def front(clients: Sequence[Events]) -> list[Events]:
-    """The clients that no other one covers: every client has one here that loses at least as much,
-    event by event.
+    """The clients that no other one covers, event by event.
+
+    Only clients with as many events can cover each other. ``_spent`` orders them: a client comes
+    after those that cover it.
     """
     kept: list[Events] = []
     for count in sorted({len(events) for events in clients} - {0}):
         group = sorted((e for e in set(clients) if len(e) == count), key=_spent, reverse=True)
-        numbers = np.array(
-            [
-                [(e.sample_rate, -e.noise_multiplier, e.steps, e.log_ratio) for e in events]
-                for events in group
-            ]
-        )
+        numbers = np.array([list(map(_losing_numbers, events)) for events in group])
         numbers = numbers.reshape(len(group), -1)
         chosen: list[int] = []
         for i, numbers_here in enumerate(numbers):
@@ -226,9 +228,15 @@ def front(clients: Sequence[Events]) -> list[Events]:
     return kept or [()]
 
 
+def _losing_numbers(event: Event) -> tuple[float, ...]:
+    """Numbers of an event with which its privacy loss rises."""
+    return event.sample_rate, -event.noise_multiplier, event.steps, event.log_ratio
+
+
 def shared_rates(rates: Iterable[float], *, limit: int) -> list[float]:
-    """Every Poisson rate moved up, by as little as leaves at most ``limit`` different ones where
-    possible.
+    """Poisson rates moved up to the finest grid on which at most ``limit`` different ones are left.
+
+    The coarsest grid of `LEVELS` may leave more.
     """
     rates = list(rates)
     raised = rates
@@ -240,71 +248,78 @@ def shared_rates(rates: Iterable[float], *, limit: int) -> list[float]:
 
 
 def ratio_up(log_ratio: float, level: int) -> float:
-    """A Lambda on the grid that is not lower; 0 stays 0. Above 1e300 it is about 1e300: nothing is
-    certified there.
+    """The next Lambda of the grid that is not lower; 0 stays 0.
+
+    It is limited to 1e-300 .. 1e300, where powers of two are floats: no epsilon is certified above.
     """
     return grid_up(min(max(log_ratio, 1e-300), 1e300), level) if log_ratio else 0.0
 
 
 def move_to_grid(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
-    """Events on the grid, ``sigma`` too, that lose at least as much privacy. Raises ValueError for
-    a Lambda.
+    """Events on a grid that lose at least as much privacy; noise multipliers stay unless ``sigma``.
+
+    Raises ValueError for a Lambda.
     """
-    return canonical(
-        replace(
-            event,
-            sample_rate=min(grid_up(event.sample_rate, level), 1.0),
-            noise_multiplier=grid_down(event.noise_multiplier, level)
-            if sigma
-            else event.noise_multiplier,
-            steps=math.floor(grid_up(event.steps, level)),
+    moved = []
+    for event in events:
+        noise = event.noise_multiplier
+        moved.append(
+            Event(
+                sample_rate=min(grid_up(event.sample_rate, level), 1.0),
+                noise_multiplier=grid_down(noise, level) if sigma else noise,
+                # not below the steps, which are an integer
+                steps=math.floor(grid_up(event.steps, level)),
+                log_ratio=event.log_ratio,
+            )
         )
-        for event in events
-    )
+    return canonical(moved)
 
 
 def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
-    """About each client's log epsilon, linear in the logarithms of its mean q, sigma and T; clients
-    ordered by loss.
+    """About each client's log epsilon: a linear function of log q, log sigma and log T of its first
+    event.
 
+    It is fitted to some clients in the middle of ``clients``, which are in the order of ``_spent``.
     A wrong guess makes the median's bound looser, never wrong.
     """
     rows = [_features(events) for events in clients]
-    sampled = sorted(
-        {round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLED_CLIENTS)}
-    )
-    bounds = [
-        math.log(min(max(upper_or_inf(clients[i], delta, QUICK_ACCOUNTANTS), 1e-9), 1e9))
-        for i in sampled
-    ]
-    weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(bounds), rcond=1e-9)[0]
-    return [
-        -math.inf
-        if not clients[i]
-        else math.inf
-        if unbounded(clients[i])
-        else float(np.dot(row, weights))
-        for i, row in enumerate(rows)
-    ]
+    places = np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLED_CLIENTS)
+    sampled = sorted({round(place) for place in places})
+    bounds = [upper_or_inf(clients[i], delta, QUICK_ACCOUNTANTS) for i in sampled]
+    logs = [math.log(min(max(bound, 1e-9), 1e9)) for bound in bounds]
+    weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(logs), rcond=1e-9)[0]
+    guesses = []
+    for events, row in zip(clients, rows, strict=True):
+        if not events:
+            guesses.append(-math.inf)
+        elif has_too_little_noise(events):
+            guesses.append(math.inf)
+        else:
+            guesses.append(float(np.dot(row, weights)))
+    return guesses
 
 
-def unbounded(events: Events) -> bool:
-    """Whether no accountant is asked about these events: almost no noise."""
+def has_too_little_noise(events: Events) -> bool:
+    """Whether no accountant is asked about these events, as one has almost no noise."""
     return min(e.noise_multiplier for e in events) < SMALLEST_NOISE
 
 
 def _features(events: Events) -> list[float]:
-    parts = [
-        [math.log(e.sample_rate), math.log(e.noise_multiplier), math.log(e.steps)]
-        for e in events[:1]
-    ]
-    return [1.0, *(parts[0] if parts else [0.0] * 3)]
+    """1, log q, log sigma and log T of the first event; zeros without an event."""
+    if not events:
+        return [1.0, 0.0, 0.0, 0.0]
+    first = events[0]
+    logs = map(math.log, (first.sample_rate, first.noise_multiplier, first.steps))
+    return [1.0, *logs]
 
 
 def _spent(events: Events) -> float:
-    """About how epsilon orders clients: T (q / sigma)^2; where one client covers another, it is no
-    smaller.
+    """The sum of T (q / sigma)^2, which orders clients about as epsilon does.
+
+    It is no smaller for a client that covers another one.
     """
-    return math.fsum(
-        e.steps * (ratio := e.sample_rate / e.noise_multiplier) * ratio for e in events
-    )
+    total = []
+    for event in events:
+        ratio = event.sample_rate / event.noise_multiplier
+        total.append(event.steps * ratio * ratio)
+    return math.fsum(total)

@@ -1,15 +1,14 @@
-"""Epsilon from privacy random variables (prv-accountant 0.2.0; Gopi, Lee & Wutschitz 2021),
-guarded.
+"""Epsilon from privacy random variables (prv-accountant 0.2.0; Gopi, Lee & Wutschitz 2021).
 
-Its interval is certified by their Theorem 5.5 up to floating point. What differs from the library's
-front class:
+The interval is certified by their Theorem 5.5 up to floating point. What differs from the library's
+own class for users:
 
 * The mean of a step's privacy loss, which recentres the grid, is integrated on nodes that follow
   the noise. The library's fixed nodes miss the kink at log(1 - q); it then raises "Discrete mean
   differs", or silently shifts epsilon by T times the error (its repair of 2023 is not on PyPI).
-* The grid is widened to a size that the FFT likes (5 times faster) and its size is known, and
-  refused, before it is made. It reaches as far as their Remark 5.6 says; the best of the library's
-  Renyi orders is found by bisection, of which any answer reaches far enough.
+* The grid is widened to a size that the FFT likes (5 times faster). A size that is too large is
+  refused before the grid is made. The grid reaches as far as their Remark 5.6 says: that needs a
+  Renyi bound. Bisection finds about the best of the library's orders; every order is a bound.
 * A step's distribution function is evaluated once for each end of a cell, and not where it is 0 or
   1.
 """
@@ -29,18 +28,19 @@ from fedlsg.accounting.events import AccountingError, Event, Interval
 
 
 def _convolve(*args: Any, **options: Any) -> Any:
+    """``scipy.signal.convolve``, imported on first use."""
     from scipy.signal import convolve
 
     return convolve(*args, **options)
 
 
+# The library imports scipy.signal, which takes 0.3 s. Only events that differ need its convolution,
+# so a stand-in has its place while the library is imported.
 _SIGNAL = "scipy.signal"
-"""The library imports it, and with it scipy.stats, 0.3 s, for a convolution that only events that
-differ need.
-"""
 if _SIGNAL not in sys.modules:
-    vars(later := ModuleType(_SIGNAL))["convolve"] = _convolve
-    sys.modules[_SIGNAL] = later
+    stand_in = ModuleType(_SIGNAL)
+    vars(stand_in)["convolve"] = _convolve
+    sys.modules[_SIGNAL] = stand_in
 try:
     from prv_accountant import PoissonSubsampledGaussianMechanism
     from prv_accountant.composers import Heterogeneous
@@ -52,23 +52,30 @@ finally:
     if vars(sys.modules[_SIGNAL]).get("convolve") is _convolve:
         del sys.modules[_SIGNAL]
 
-# about 4 seconds and 0.5 GB; sigma = .3 over 10,000 steps would take 46 s and 3.5 GB
 MAX_CELLS = 1_500_000
-MIN_DELTA = 1e-11  # delta_error is a thousandth of it, and the FFT's own error must stay below that
-SIGMA_RANGE = (0.05, 1e4)  # the library hangs at 0, NaN and infinity; this range is tested
-ROUGH_ERROR, LARGEST_ERROR, SMALLEST_ERROR = 0.1, 0.01, 1e-4
-SHARE = 0.005  # of epsilon: the error of an interval, within those
+"""Most cells of a grid: about 4 seconds and 0.5 GB. Sigma = .3 over 10,000 steps would take 46 s
+and 3.5 GB.
+"""
+MIN_DELTA = 1e-11
+"""Least delta: the FFT's error must stay below delta_error, a thousandth of delta."""
+SIGMA_RANGE = (0.05, 1e4)
+"""Noise multipliers that are tested; the library hangs at 0, NaN and infinity."""
+ERROR_SHARE = 0.005
+"""Error of an interval as a share of epsilon."""
+SMALLEST_ERROR, LARGEST_ERROR = 1e-4, 0.01
+"""Limits of that error."""
+ROUGH_ERROR = 0.1
+"""Error of the first pass, which estimates a small epsilon."""
 ORDERS = RDP([]).orders.tolist()
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
 @lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
-    """Bounds on epsilon with an additive error near min(.01, .005 epsilon), a small epsilon from a
-    rough first pass.
+    """Bounds on epsilon with an additive error near min(.01, .005 epsilon).
 
-    Raises: AccountingError with the reason where the grid would be too large, or where the library
-    fails on three grids.
+    Raises: AccountingError, with the reason, for a delta or noise out of range, for a grid that
+    would be too large, and if the library fails on three grids.
     """
     if delta < MIN_DELTA:
         raise AccountingError(f"{delta=} is below {MIN_DELTA}, what its transform resolves")
@@ -78,16 +85,18 @@ def interval(events: tuple[Event, ...], delta: float) -> Interval:
             f"not tried: a noise multiplier is outside [{low}, {high:g}], where the library can "
             "hang"
         )
-    # at most a third above epsilon
+    # The Renyi bound is at most a third above epsilon: from here on the largest error is allowed.
     about = _renyi_epsilon(_steps_of(events), [e.steps for e in events], delta)
-    if about < 1.5 * LARGEST_ERROR / SHARE:
-        about = _attempts(events, delta, ROUGH_ERROR).estimate
-    return _attempts(events, delta, min(LARGEST_ERROR, max(SMALLEST_ERROR, SHARE * about)))
+    if about < 1.5 * LARGEST_ERROR / ERROR_SHARE:
+        about = _compose_on_three(events, delta, ROUGH_ERROR).estimate
+    error = min(LARGEST_ERROR, max(SMALLEST_ERROR, ERROR_SHARE * about))
+    return _compose_on_three(events, delta, error)
 
 
-def _attempts(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
-    """One grid, and two finer ones if the library fails: a step's whole mass may be next to one
-    cell's centre.
+def _compose_on_three(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
+    """``_compose`` on one grid, and on two finer ones if the library fails.
+
+    It fails where a step's whole mass is next to one cell's centre.
     """
     failures = []
     for finer in (1.0, 0.7, 0.45):
@@ -124,16 +133,19 @@ def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interva
 def _half_width(
     mechanisms: "list[_Step]", steps: list[int], eps_error: float, delta_error: float
 ) -> float:
-    """The library's ``compute_safe_domain_size``: Remark 5.6."""
+    """Half of the grid's length, as the library's ``compute_safe_domain_size``: Remark 5.6."""
     once = [_renyi_epsilon([step], [1], delta_error / 8 / sum(steps)) for step in mechanisms]
     return max(_renyi_epsilon(mechanisms, steps, delta_error / 4), *once, eps_error) + 3
 
 
 def _renyi_epsilon(mechanisms: "list[_Step]", steps: list[int], delta: float) -> float:
-    """The library's Renyi bound at about the best of its orders: with them it falls, then rises."""
+    """The library's Renyi bound at about the best of its orders.
 
-    @lru_cache  # of this call
-    def at(place: int) -> float:
+    From the smallest order on, the bound falls, then rises: bisection finds the minimum.
+    """
+
+    @lru_cache  # for this call only
+    def bound(place: int) -> float:
         with np.errstate(all="ignore"):
             _, _, upper = RDP(mechanisms, [ORDERS[place]]).compute_epsilon(delta, steps)
         return float(upper)
@@ -141,12 +153,14 @@ def _renyi_epsilon(mechanisms: "list[_Step]", steps: list[int], delta: float) ->
     low, high = 0, len(ORDERS) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if at(middle) <= at(middle + 1) else (middle + 1, high)
-    return at(low)
+        low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)
+    return bound(low)
 
 
 def _domain(half_width: float, mesh: float) -> Domain:
-    """Grid of even, FFT-friendly size, aligned with 0, that covers [-half_width, half_width]."""
+    """A grid over [-half_width, half_width] that has 0 and a size that is even and quick for an
+    FFT.
+    """
     needed = 2 * half_width / mesh + 3
     if not needed <= MAX_CELLS:
         raise AccountingError(

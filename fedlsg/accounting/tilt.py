@@ -1,8 +1,8 @@
-"""The sum of all steps' losses in one direction: its tilt, grid and window, and delta(epsilon) by
-one FFT. See pld.py.
+"""The sum S of all steps' losses in one direction: its tilt, grid and window, and delta(epsilon) by
+one FFT.
 
-Everything but the transform is a sum over a few thousand nodes a step, whatever the number of
-steps.
+pld.py has the symbols, the equations and the bounds of all errors. Everything but the transform is
+a sum over a few thousand nodes a step, whatever the number of steps.
 """
 
 import math
@@ -37,29 +37,31 @@ FFT_PASS_ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """One step's loss in one direction: its values and the logs of their weights; ``largest`` of
-    their sizes.
+    """One step's loss in one direction, as a sum over nodes.
 
-    A search asks for the moments at the same few hundred theta, whatever the number of steps: they
-    are kept.
+    values: the loss at each node.
+    log_weights: logs of the nodes' weights.
+    largest: the largest absolute value of the loss.
+    cache: ``moments`` by theta. A search asks for the same few hundred theta, whatever the number
+        of steps.
     """
 
     values: Vector
     log_weights: Vector
     largest: float
-    known: dict[float, tuple[float, float, float]] = field(default_factory=dict)
+    cache: dict[float, tuple[float, float, float]] = field(default_factory=dict)
 
     def moments(self, theta: float) -> tuple[float, float, float]:
         """log E[e^(theta loss)], and mean and variance of the tilted loss."""
-        if theta not in self.known:
+        if theta not in self.cache:
             exponent = theta * self.values + self.log_weights
             peak = exponent.max()
             weight = np.exp(exponent - peak)
             mass = weight.sum()
             mean = float(weight @ self.values / mass)
             variance = float(weight @ (self.values - mean) ** 2 / mass)
-            self.known[theta] = float(peak + math.log(mass)), mean, variance
-        return self.known[theta]
+            self.cache[theta] = float(peak + math.log(mass)), mean, variance
+        return self.cache[theta]
 
 
 @lru_cache(maxsize=256)  # by its arguments alone: never stale
@@ -74,7 +76,13 @@ def loss(sample_rate: float, noise_multiplier: float, reach: float, removal: boo
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The sum of all steps' losses in one direction; ``losses``: of one step of each event."""
+    """S, the sum of all steps' losses in one direction.
+
+    events: the steps; Poisson-subsampled Gaussian, without Lambda.
+    removal: the direction: removal of the example, or addition.
+    reach: outputs up to this many standard deviations are described (step.py).
+    losses: the loss of one step of each event, in their order.
+    """
 
     events: tuple[Event, ...]
     removal: bool
@@ -103,11 +111,10 @@ class Sum:
 
     @property
     def steepest(self) -> float:
-        """The largest theta at which the log of the sum over nodes is log E[e^(theta loss)], to
-        ``NODE_ERROR``: theta times the loss must not change by more than 3 in one of the intervals
-        in which the nodes are.
+        """The largest theta at which a sum over nodes gives log E[e^(theta loss)] to NODE_ERROR.
 
-        R depends on an output x by z = (2 x - 1) / (2 sigma^2): see step.py.
+        Theta times the loss must not change by more than 3 in one of the nodes' intervals. R
+        depends on an output x by z = (2 x - 1) / (2 sigma^2): see step.py.
         """
         thetas = []
         for event, one_loss in zip(self.events, self.losses, strict=True):
@@ -122,7 +129,10 @@ class Sum:
 
     @property
     def rounding(self) -> float:
-        """An upper bound of the error of S: each loss has a few units in its last place."""
+        """An upper bound of the error of S: each loss is off by a few units in its last place.
+
+        1e-15 are 4.5 units of float64.
+        """
         pairs = zip(self.events, self.losses, strict=True)
         return sum(event.steps * 1e-15 * one_loss.largest for event, one_loss in pairs)
 
@@ -148,11 +158,14 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class TiltedGrid:
-    """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in
-    widths.
+    """How a sum is composed.
 
-    ``above``: an upper bound of P(S > the window).
-    ``chernoff``: (t, log E[e^(t S)] or more) with t > theta, for the bound of what aliasing adds to
+    theta: the tilt.
+    width: h, the distance of two points of the grid.
+    bottom: the window's first point, in widths.
+    cells: N, the number of the window's points.
+    above: an upper bound of P(S > the window).
+    chernoff: (t, log E[e^(t S)] or more) with t > theta, for the bound of what aliasing adds to
         delta.
     """
 
@@ -181,11 +194,15 @@ class TiltedGrid:
 
 
 def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
-    """Width and window for an epsilon near ``scale``."""
+    """Width and window for an epsilon near ``scale``, of which the grid may take EPSILON_SHARE.
+
+    Rounding to the grid moves a step's loss by at most h, and raises S by about T (1 + theta) h^2 /
+    12 on average. The width is the larger one of the two that these bounds allow.
+    """
     steps = total.steps
-    surely = EPSILON_SHARE * scale / steps
-    on_average = math.sqrt(12 * EPSILON_SHARE * scale / (steps * (1 + theta)))
-    width = min(max(surely, on_average), COARSEST_WIDTH)
+    width_by_largest_move = EPSILON_SHARE * scale / steps
+    width_by_mean_move = math.sqrt(12 * EPSILON_SHARE * scale / (steps * (1 + theta)))
+    width = min(max(width_by_largest_move, width_by_mean_move), COARSEST_WIDTH)
     while True:
         hoeffding = steps * width**2 / 8
         top = _top(total, delta, hoeffding)
@@ -214,8 +231,11 @@ def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
 
 
 class _Tail(NamedTuple):
-    """``end``: a loss beyond which there is little, by Chernoff at ``t``; ``log_mean``: log E[e^(t
-    S)] or more, of S on the grid.
+    """A Chernoff bound of an upper tail of S on the grid.
+
+    end: the sum beyond which the probability is small.
+    t: the exponent of the bound.
+    log_mean: log E[e^(t S)], or more.
     """
 
     end: float
@@ -224,7 +244,7 @@ class _Tail(NamedTuple):
 
 
 def _top(total: Sum, delta: float, hoeffding: float) -> _Tail:
-    """P(S > end) <= SMALL_SHARE delta."""
+    """The tail with P(S > end) <= SMALL_SHARE delta."""
     log_share = math.log(SMALL_SHARE * delta)
     t = solve(lambda t, k, mean: t * mean + hoeffding * t**2 - k + log_share, total, total.steepest)
     log_mean = _log_mean_on_grid(total, t, hoeffding)
@@ -232,7 +252,7 @@ def _top(total: Sum, delta: float, hoeffding: float) -> _Tail:
 
 
 def _beyond(total: Sum, theta: float, hoeffding: float) -> _Tail:
-    """Of the law that is tilted by ``theta``, at most ALIASED_SHARE is above the end; t > theta."""
+    """The tail with at most ALIASED_SHARE of the law that is tilted by ``theta``; t > theta."""
     log_share, k = math.log(ALIASED_SHARE), total.moments(theta)[0]
     t = solve(
         lambda t, k_t, mean: (t - theta) * mean - k_t + k + log_share,
@@ -254,7 +274,12 @@ def _log_mean_on_grid(total: Sum, t: float, hoeffding: float) -> float:
 def _window(
     total: Sum, delta: float, theta: float, hoeffding: float, top: float, beyond: float
 ) -> tuple[float, float]:
-    """(bottom, length) of the window, without rounding to the grid."""
+    """(bottom, length) of the window, before both are rounded to the grid.
+
+    The tilt puts the mean near epsilon, so that a window from four standard deviations below it on
+    has epsilon inside. Rounding to the grid adds at most T h^2 / 4 = 2 ``hoeffding`` to the
+    variance.
+    """
     _, mean, variance = total.moments(theta)
     spread = math.sqrt(variance + 2 * hoeffding)
     bottom = mean - 4 * spread
@@ -271,8 +296,9 @@ def _window(
 def solve(
     excess: Callable[[float, float, float], float], total: Sum, largest: float, least: float = 0.0
 ) -> float:
-    """A theta above ``least`` where ``excess(theta, K, K')``, which rises with theta, is about
-    0.
+    """A theta in ``least`` .. ``largest`` where ``excess(theta, K, K')`` is about 0.
+
+    ``excess`` rises with theta. Bisection on log(theta - least), to 0.01.
     """
     low, high = math.log(1e-12), math.log(largest - least)
     while high - low > 0.01:
@@ -289,8 +315,9 @@ def unit(dtype: type[np.floating[Any]]) -> float:
 
 
 def tilted(total: Sum, grid: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curve":
-    """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their
-    errors.
+    """The tilted masses in the window, by transforms and powers in ``dtype``.
+
+    The unit u of ``dtype`` bounds their errors (pld.py).
     """
     log_front, centre = 0.0, 0
     coefficient_error = FFT_PASS_ROUNDING * unit(dtype) * math.log2(grid.cells)  # e of pld.py
@@ -322,9 +349,12 @@ def tilted(total: Sum, grid: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curv
 
 
 class _TiltedStep(NamedTuple):
-    """One step's tilted ``masses``, which sum to 1, at ``points`` of the grid.
+    """One step of an event on the grid, tilted.
 
-    ``middle``: the point next to their mean. ``log_mean``: log E[e^(theta loss)].
+    points: consecutive points of the grid, in widths.
+    masses: the mass at each point; they sum to 1.
+    middle: the point next to their mean.
+    log_mean: log E[e^(theta loss)].
     """
 
     points: Points
@@ -365,9 +395,10 @@ def _error_of_power(
 class Curve:
     """delta(epsilon) of the tilted masses in a window.
 
-    ``tilted``: g of pld.py, a mass for each point of the window.
-    ``error``: bound of the error of each of these masses, from the FFT.
-    ``log_front``: K(theta) = log E[e^(theta S)], as composed on the grid.
+    log_front: K(theta) = log E[e^(theta S)], as composed on the grid.
+    tilted: g of pld.py, a mass for each point of the window.
+    error: bound of the error of each of these masses, from the FFT.
+    grid: the tilt and the window.
 
     Where a method takes ``errors``: +1 adds the bound of FFT errors to delta (an upper bound), -1
     subtracts it (a lower bound), 0 leaves it out.
@@ -380,7 +411,7 @@ class Curve:
 
     @cached_property
     def weights(self) -> Vector:
-        """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta, behind which they are below
+        """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta: all others are below
         e^-60.
         """
         theta = self.grid.theta
@@ -393,15 +424,15 @@ class Curve:
         """delta at the grid's point i of the window."""
         theta = self.grid.theta
         weight = self.weights[: len(self.tilted) - i - 1]
-        # Of what is further away, all masses together are at most 1 and the error's share.
+        # All masses further away sum to at most 1 (with their errors, which are tiny).
         rest = math.exp(-60.0) if len(weight) < len(self.tilted) - i - 1 else 0.0
         masses = self.tilted[i + 1 : i + 1 + len(weight)]
         delta = float(weight @ masses) + errors * (self.error * float(weight.sum()) + rest)
         log_front = self.log_front - theta * self._value(i)
-        return delta * math.exp(min(log_front, 700.0))
+        return delta * math.exp(min(log_front, 700.0))  # no overflow; delta is far above 1 there
 
     def _value(self, i: int) -> float:
-        """The grid's point i of the window."""
+        """The loss at point i of the window."""
         return (self.grid.bottom + i) * self.grid.width
 
     def _near(self, epsilon: float) -> int:
@@ -427,16 +458,20 @@ class Curve:
         return self.grid.theta
 
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
-        """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between
-        points of the grid.
+        """Smallest epsilon >= 0 with delta(epsilon) <= delta.
+
+        delta(epsilon) is linear in e^epsilon between points of the grid. Where the window does not
+        decide, an upper bound (``errors`` > 0) is infinity or the window's first point, and a lower
+        one is 0.
         """
         if not delta > 0:
             return math.inf if errors > 0 else 0.0
         low, high = max(-self.grid.bottom, 0) - 1, len(self.tilted) - 1
+        # point low + 1 is epsilon = 0, if the window has it
         if low >= 0 and (high <= low + 1 or self.at(low + 1, errors) <= delta):
             return 0.0
         low = max(low, 0)
-        if self.at(low, errors) <= delta:  # it is below the window
+        if self.at(low, errors) <= delta:  # the epsilon is below the window
             return max(self._value(low), 0.0) if errors > 0 else 0.0
         while high - low > 1:
             middle = (low + high) // 2

@@ -1,6 +1,6 @@
-"""How the gradients of a model's weights are sent: one class for each way, its carrier.
+"""Carriers: how the gradients of a model's weights are sent, one class for each way.
 
-base              what every carrier answers, and which weights are worth carrying
+base              the base class, and which weights are carried
 low_rank          carriers of W, of W - W_0, or random ones; and none
 lora              trained factors next to a frozen W
 powersgd          factors of a noisy update

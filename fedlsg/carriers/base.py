@@ -1,4 +1,5 @@
-"""What a carrier is: how the gradients of a model's weights travel. One class, one file a carrier.
+"""Carrier, the base class of the ways in which gradients of weights are sent; and which weights are
+carried.
 
 Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
 Everything here is public: it reads weights, the round and the public seed.
@@ -7,12 +8,11 @@ The head of a model is what ``linear-probe`` trains, what LoRA does not adapt, a
 ``classifier`` of rates and clip weights. The output layer is the one layer of it that is never
 carried.
 
-Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows
-in a pass decides the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6
-turn it into 0.7 C (``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). It
-adds up over rows and grows with the layer. The rest of an embedding has only such bits where
-L spans the gradient, and it is clipped by itself. So microbatches of such a frame have one number
-of rows (``training.one_pass``).
+One shape: the number of rows in a pass changes the last bits of every row's gradient, and so other
+rows show in them. Carriers with large scales multiply these bits: scales of 1e6 turn them into 0.7
+C (measured: ``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). The rest
+of an embedding has nothing but such bits where L spans the gradient, and has a clip of its own.
+For such carriers every microbatch has the same number of rows (``training.one_pass``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, cast
 
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 
 from fedlsg.config import Setting, check_declared
 from fedlsg.config.rules import idle_unless
@@ -41,7 +40,7 @@ Rank = Annotated[
         rules=(idle_unless("carrier!=dense"),),
     ),
 ]
-"""0 is for carriers that have none: dense gradients, and the form preconditioned."""
+"""0 is for carriers without a rank: dense gradients, and the form preconditioned."""
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 
 PAYS_BELOW = 0.8
@@ -50,24 +49,26 @@ PAYS_BELOW = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Carrier:
-    """How the gradients of a model's weights travel: what every carrier answers, with the answers
-    of most.
+    """How the gradients of a model's weights are sent. Defaults are those of most carriers.
 
-    A carrier is a frozen subclass. It owns which weights it carries, their coordinates in a round,
-    their sizes, and what of masks, clips and other parts it goes with; ``forms`` own what is sent
-    of a weight, and Eq. 3.
+    Each carrier is a frozen subclass. It decides which weights are carried, their coordinates in a
+    round, their sizes, and the masks and clips that it goes with. A ``Form`` decides what is sent
+    of a carried weight, and how it is lifted (Eq. 3).
 
-    kind: its word in messages.
-    rank, power_steps: those of its carriers; 0 and 1 without.
+    kind: the carrier's word in messages.
+    dense: whether every trainable parameter is sent as it is, so that masks of single weights and
+        pruning are possible.
+    adds_up: whether the server needs no more than the sum of clients' values.
+    predicts: whether the energy of what is sent is predicted before anything is sent.
+    rank: r; 0 without a rank.
+    power_steps: of the power method that finds the carriers.
     form: what a carried weight sends.
-    source: the public inputs that it probes the model with, in every ``refresh`` rounds.
-    residual: false cuts W to rank r before each round.
-    scale: LoRA's alpha / rank.
-    train: what of the model is trained.
-    dense: every trainable parameter is sent as it is, so that masks of single weights and pruning
-        mean something.
-    adds_up: the sum of clients' values is what the server needs.
-    predicts: it says which entries of what is sent will have energy, before anything is sent.
+    source: the public inputs that the model is probed with; None without a probe.
+    refresh: rounds from one probe to the next.
+    residual: whether W keeps what its carriers do not span; false cuts W to rank r before each
+        round.
+    scale: LoRA's alpha / rank; 1 otherwise.
+    train: which part of the model is trained.
     """
 
     kind: ClassVar[str] = ""
@@ -104,7 +105,7 @@ class Carrier:
 
     @property
     def refuses_units(self) -> str | None:
-        """Why a mask of units means nothing here; None where it does."""
+        """Why a mask of units cannot be used with this carrier; None if it can."""
         if self.splits:
             return None
         return (
@@ -114,7 +115,7 @@ class Carrier:
 
     @property
     def functions(self) -> tuple[Callable[..., object], ...]:
-        """The functions of the user that it calls."""
+        """The user's functions that the carrier calls."""
         return ()
 
     def sizes(self, W: Tensor) -> Sizes:
@@ -122,8 +123,9 @@ class Carrier:
         return self.form.sizes(W, self.rank, None)
 
     def values(self, W: Tensor) -> int:
-        """Values that an update sends for a carried weight, before a mask: r (m + n) in the form
-        tangent, else r s.
+        """Values that an update sends for a carried weight, before a mask.
+
+        r (m + n) in the form tangent; ``Form.values`` has the others.
         """
         return self.form.values(self.sizes(W))
 
@@ -149,9 +151,7 @@ class Carrier:
         return of_pairs(public.weights, {}, self.form)
 
     def step_coordinates(self, where: tuple[Coordinates, ...]) -> tuple[Coordinates, ...] | None:
-        """The coordinates of a step, where they are not those of what is sent; None where they
-        are.
-        """
+        """The coordinates of a step; None if they are those of what is sent."""
         return None
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
@@ -165,8 +165,9 @@ class Carrier:
         return blocks, None
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
-        """Whether every microbatch must have one number of rows (see above). Of public values
-        alone.
+        """Whether every microbatch must have one number of rows: see "One shape" in the header.
+
+        It is decided by public values alone.
         """
         return False
 
@@ -190,12 +191,11 @@ def of_pairs(
     weights: Mapping[str, Tensor], pairs: Mapping[str, tuple[Tensor, Tensor]], form: Form
 ) -> tuple[Coordinates, ...]:
     """Coordinates of every trainable parameter: carried in the form where it has a pair (L, R)."""
-    none = None, None
-    return tuple(
-        Coordinates(name=name, shape=tuple(W.shape), L=L, R=R, form=form)
-        for name, W in weights.items()
-        for L, R in [pairs.get(name, none)]
-    )
+    coordinates = []
+    for name, W in weights.items():
+        L, R = pairs.get(name, (None, None))
+        coordinates.append(Coordinates(name=name, shape=tuple(W.shape), L=L, R=R, form=form))
+    return tuple(coordinates)
 
 
 def carried_sizes(
@@ -208,10 +208,11 @@ def carried_sizes(
 def carried_parameters(
     model: nn.Module, carrier: Carrier, *, classifier: str | None = None
 ) -> tuple[str, ...]:
-    """``Carrier.carried``: for most carriers a trainable weight of a Linear or Conv2d, hooked by
-    itself and not shared, not of the output layer, where ``Carrier.values`` < 0.8 m n.
+    """Names of the weights that a carrier carries: ``Carrier.carried``.
 
-    ``classifier`` names the head, of which the output layer stays dense (``find_output_layer``).
+    For most carriers they are the trainable weights of Linear and Conv2d layers that are hooked by
+    themselves, are not shared, and have ``Carrier.values`` < 0.8 m n. ``classifier`` names the
+    head, of which the output layer stays dense (``find_output_layer``).
     """
     return carrier.carried(model, classifier=classifier)
 
@@ -219,9 +220,9 @@ def carried_parameters(
 def prepare_model(
     model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int
 ) -> nn.Module:
-    """The model that a method trains, changed in place: adapters inserted, what it does not train
-    frozen, or W_0 cut.
+    """The model that a method trains, changed in place.
 
+    A carrier may insert adapters, freeze parameters, or cut W_0 to rank r.
     ``classifier`` names the head; without it, the last Linear. Deterministic in its arguments.
     Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a
     classifier, bias terms.
@@ -232,20 +233,20 @@ def prepare_model(
 
 
 def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple[str, ...]:
-    """The weights that may travel as carriers and are smaller so; none of the module at the path
+    """The weights that can be carried and then send fewer values, outside of the module at the path
     ``excluded``.
+
+    Raises ValueError if there is none.
     """
     ways = ways_of(model)
-    shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
-    modules = {name: module for name, module in model.named_modules() if can_be_carried(module)}
-    candidates = {
-        f"{name}.weight" if name else "weight": W
-        for name, module in modules.items()
-        if (W := module.get_parameter("weight")).requires_grad
-        and f"{name}.weight" not in ways.others
-        and W not in shared
-        and not (name == excluded or name.startswith(excluded + "."))
-    }
+    shared = {module._parameters[name] for places in ways.uses.values() for module, name in places}
+    candidates = {}
+    for path, module in model.named_modules():
+        if path == excluded or path.startswith(excluded + ".") or not can_be_carried(module):
+            continue
+        W = module.get_parameter("weight")
+        if W.requires_grad and f"{path}.weight" not in ways.others and W not in shared:
+            candidates[f"{path}.weight" if path else "weight"] = W
     names = tuple(name for name, W in candidates.items() if pays(W, carrier))
     if not names:
         raise ValueError(_nothing_carried(type(model).__name__, carrier, [*candidates.values()]))
@@ -253,25 +254,26 @@ def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple
 
 
 def pays(W: Tensor, carrier: Carrier) -> bool:
-    """Whether a carried weight sends clearly fewer values than it has, or sends them all
+    """Whether a carried weight sends clearly fewer values than it has, or all of them in the form
     preconditioned.
     """
     return carrier.form.pays(carrier.sizes(W), PAYS_BELOW)
 
 
 def ranks_that_pay(weights: Sequence[Tensor], carrier: Carrier) -> dict[int, int]:
-    """How many of the weights are carried at the largest rank that carries one, and at the largest
-    that carries them all; each rank that there is, from 1 to below the carrier's.
+    """Numbers of carried weights by rank, for at most two ranks below the carrier's.
+
+    They are the largest rank at which a weight is carried, and the largest at which all are.
     """
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for rank in range(carrier.rank - 1, 0, -1):
         smaller = replace(cast(Any, carrier), rank=rank)
         count = sum(pays(W, smaller) for W in weights)
-        if count and (not found or count == len(weights)):
-            found[rank] = count
+        if count and (not counts or count == len(weights)):
+            counts[rank] = count
         if count == len(weights):
             break
-    return found
+    return counts
 
 
 def _nothing_carried(model: str, carrier: Carrier, candidates: Sequence[Tensor]) -> str:
@@ -282,27 +284,27 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: Sequence[Tensor])
         return f"{model} has no Linear or Conv2d layer before the classifier to precondition"
     core = carrier.form is CORE
     out_rank = f", out_rank={getattr(carrier, 'out_rank', None) or carrier.rank}" if core else ""
-    given = f"rank={carrier.rank}{out_rank}"
+    setting = f"rank={carrier.rank}{out_rank}"
     if not candidates:
         return (
-            f"{given} carries no layer of {model}: it has no Linear or Conv2d layer before the "
+            f"{setting} carries no layer of {model}: it has no Linear or Conv2d layer before the "
             "classifier; choose another model, or a dense method such as dpsgd"
         )
     ranks = ranks_that_pay(candidates, carrier)
-    ways = [
+    advice = [
         f"rank={rank}, which carries {count} of {len(candidates)}" for rank, count in ranks.items()
     ]
-    ways.append("a dense method such as dpsgd")
+    advice.append("a dense method such as dpsgd")
     return (
-        f"{given} carries no layer of {model}: {'r s' if core else 'r (m + n)'} < {PAYS_BELOW} m n "
-        f"holds for none of its {len(candidates)} Linear and Conv2d layers before the classifier; "
-        f"give {', or '.join(ways)}"
+        f"{setting} carries no layer of {model}: {'r s' if core else 'r (m + n)'} < {PAYS_BELOW} "
+        f"m n holds for none of its {len(candidates)} Linear and Conv2d layers before the "
+        f"classifier; give {', or '.join(advice)}"
     )
 
 
 def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the head, which may have several layers: the module that is named, else the last
-    Linear, else "".
+    """Path of the head, which may have several layers: ``classifier``, else the last Linear, else
+    "".
 
     Raises ValueError for a name that is not a module of the model.
     """
@@ -323,20 +325,10 @@ def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
     """
     head = find_classifier(model, classifier)
     last = _last_linear(model.get_submodule(head))
-    return f"{head}.{last}" if head and last else head or last
+    return ".".join(path for path in (head, last) if path)
 
 
 def _last_linear(model: nn.Module) -> str:
+    """Path of the last Linear of a model; "" for the model itself, or without one."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return linear[-1] if linear else ""
-
-
-MAX_EVEN_SCALE = 4.0
-"""Largest scale on either side of a weight at which microbatches may differ in their number of
-rows.
-"""
-
-
-def longest(matrix: Tensor, dim: int) -> float:
-    """The norm of the longest column (``dim`` 0) or row (1); they are orthogonal."""
-    return float(vector_norm(matrix.float(), dim=dim).max())

@@ -37,6 +37,7 @@ from fedlsg.masks import Mask, keep_units_of_each, unit_importance
 from fedlsg.randomness import public_generator
 
 DOWN, CORE, UP, BASE = ".down.weight", ".core.weight", ".up.weight", ".base.weight"
+"""Ends of the names of A, C, B and W_0, after the path of an adapted layer."""
 
 LoraAlpha = Annotated[
     float | None,
@@ -58,8 +59,8 @@ class Adapted(nn.Module):
 
     The bias of the layer is still trained. The product is B A, or B C A, in the shape in which the
     weight is stored. Conv1D of transformers computes x W, so that B comes first there.
-    At the start the layer computes what it did before: the core is 0 or, without a core, B is.
-    With a core, A and B are carriers of W_0. Without, A is random: uniform, as in the paper's code
+    At the start the layer computes what it did before: C = 0 or, without a core, B = 0. With a
+    core, A and B are carriers of W_0. Without a core A is random: uniform, as in the paper's code
     (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
@@ -70,11 +71,11 @@ class Adapted(nn.Module):
         W_0 = base.get_parameter("weight").requires_grad_(False).detach()
         A, B = initial_factors(W_0, carrier, generator)
         rank = carrier.rank
-        self.down = _filled(_down_layer(base, rank), A, W_0)
+        self.down = _fill(_down_layer(base, rank), A, W_0)
         self.core: nn.Module | None = None
         if carrier.train == "core":
-            self.core = _filled(_unit_layer(base, rank, rank), torch.zeros(rank, rank), W_0)
-        self.up = _filled(_unit_layer(base, rank, len(W_0)), B, W_0)
+            self.core = _fill(_unit_layer(base, rank, rank), torch.zeros(rank, rank), W_0)
+        self.up = _fill(_unit_layer(base, rank, len(W_0)), B, W_0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *) as the frozen layer takes it."""
@@ -118,7 +119,9 @@ def _down_layer(base: nn.Module, rank: int) -> nn.Module:
 
 
 def _unit_layer(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
-    """A layer of the kind of ``base`` that mixes units, or at each pixel channels."""
+    """A layer of the kind of ``base`` from ``inputs`` to ``outputs`` units, or channels of a
+    pixel.
+    """
     if isinstance(base, nn.Conv2d):
         return nn.Conv2d(inputs, outputs, 1, bias=False, device="meta")
     if is_turned(base):
@@ -126,8 +129,10 @@ def _unit_layer(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
     return nn.Linear(inputs, outputs, bias=False, device="meta")
 
 
-def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
-    """A layer of the meta device, moved to the device and type of ``like``, with this weight."""
+def _fill(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
+    """The layer, moved from the meta device to the device and type of ``like``, with this
+    weight.
+    """
     layer.to_empty(device=like.device).to(like.dtype)
     parameter = layer.get_parameter("weight")
     with torch.no_grad():
@@ -168,7 +173,7 @@ class Lora(Carrier):
 
     @property
     def refuses_units(self) -> str | None:
-        """Masks of units freeze rows of B and columns of A."""
+        """Why a mask of units, which freezes rows of B and columns of A, cannot be used."""
         if self.train == "all":
             return None
         return (
@@ -214,7 +219,7 @@ class Lora(Carrier):
 
 
 def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
-    """The tables of words, positions and types: parameters of ``nn.Embedding`` or a subclass."""
+    """The tables of words, positions and token types: parameters of ``nn.Embedding`` layers."""
     modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     return [table for module in modules for table in module.parameters(recurse=False)]
 
@@ -270,7 +275,8 @@ def mask_factors(
     mask: Mask,
     carrier: Lora,
 ) -> tuple[Block, ...]:
-    """The blocks, of which dB keeps rows and dA keeps columns (Ito et al. 2024, Alg. 1).
+    """The blocks with a mask of units on the rows of dB and the columns of dA (Ito et al. 2024,
+    Alg. 1).
 
     Kept are the rows of important out units and the columns of important in units, by the
     importance in the effective weight W_0 + s B A. All other blocks are kept whole.
@@ -284,9 +290,9 @@ def mask_factors(
                 weight = effective_weight(path, weights, initial, carrier.scale)
                 axes[block.parameter] = axis
                 importances.append(unit_importance(weight)[axis])
-    kept = keep_units_of_each(importances, mask.sparsity, mask.direction)
+    units_of_each = keep_units_of_each(importances, mask.sparsity, mask.direction)
     keeps = {
         parameter: Keep(axis=axis, index=units)
-        for (parameter, axis), units in zip(axes.items(), kept, strict=True)
+        for (parameter, axis), units in zip(axes.items(), units_of_each, strict=True)
     }
     return tuple(replace(block, keep=keeps.get(block.parameter, block.keep)) for block in blocks)

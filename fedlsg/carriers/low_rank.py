@@ -1,4 +1,4 @@
-"""Which carriers L, R does a weight have? Four kinds, from public values alone.
+"""Four basic carriers, made from public values alone.
 
     Dense           none: every trained parameter's gradient is sent as it is
     LowRank         the top directions of the weight W
@@ -9,7 +9,7 @@ Symbols: W (m, n) public weight of the round, W_0 the same at the start, L (m, r
 with orthonormal columns and rows, r rank. The gradients dL and dR are sent (LSG and RGP).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -38,11 +38,12 @@ Groups = Iterator[dict[str, Tensor]]
 """Matrices by the name of their parameter; those of one group are decomposed together."""
 
 BIAS = ".bias"
+"""End of a bias term's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Carrier):
-    """No carriers.
+    """No carriers: gradients are sent as they are.
 
     train: "all" parameters, the head alone ("classifier"), or the head and all bias terms
         ("biases").
@@ -82,10 +83,10 @@ class Dense(Carrier):
             freeze_all_but(model, biases, head)
 
 
-def freeze_all_but(model: nn.Module, kept: "tuple[str, ...] | list[str]", head: str) -> None:
-    """Freeze all parameters but those named and those of the module at ``head``."""
+def freeze_all_but(model: nn.Module, trained: Collection[str], head: str) -> None:
+    """Freeze all parameters but ``trained`` ones and those of the module at ``head``."""
     for name, parameter in model.named_parameters():
-        if name not in kept and not name.startswith(head + "."):
+        if name not in trained and not name.startswith(head + "."):
             parameter.requires_grad_(False)
 
 
@@ -116,6 +117,7 @@ Trained = Annotated[
 class LowRank(Carrier):
     """Carriers of W (Ito et al. 2023, Alg. 2).
 
+    rank: r.
     power_steps: of the power method that finds them.
     residual: whether W keeps what its carriers do not span. Without it, W is replaced by its rank-r
         part before every round, W_0 included (Yu et al. 2021, App. C).
@@ -130,9 +132,9 @@ class LowRank(Carrier):
         check_carrier(self)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Without the residual, replace W_0 by its rank-r part.
+        """Replace W_0 by its rank-r part if ``residual`` is false.
 
-        Otherwise W - W_0 would be the residual that was left out, and not the updates.
+        Otherwise W - W_0 would contain the part of W_0 that was cut off.
         """
         if not self.residual:
             for name in carried_parameters(model, self, classifier=classifier):
@@ -152,11 +154,13 @@ class LowRank(Carrier):
         return low_rank_coordinates(self, public, self._matrices(public))
 
     def _matrices(self, public: Public) -> Groups:
-        """The matrices whose top directions are the carriers, in one group: they exist anyway."""
+        """The matrices whose top directions are the carriers: the weights, in one group, as they
+        are in memory anyway.
+        """
         yield {name: W for name, W in public.weights.items() if name in public.carried}
 
     def in_sizes(self) -> Carrier:
-        """Unit vectors."""
+        """Carriers that are unit vectors, which cost nothing to make."""
         return OwnCarriers(make=unit_vectors, rank=self.rank)
 
 
@@ -164,10 +168,11 @@ class LowRank(Carrier):
 class LowRankChange(LowRank):
     """Carriers of W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1).
 
+    warmup: server updates before which carriers are those of W.
     history: "normalized" takes W / ||W|| - W_0 / ||W_0||, as in the authors' code. Both weights are
         public: W is made of noisy sums alone, so that the division costs no privacy.
     factors: "left" sends dL alone, which is lifted to dL R.
-    train: "carried" freezes what has no carriers and is not in the head.
+    train: "carried" freezes every parameter without carriers outside of the head.
     """
 
     kind: ClassVar[str] = "low-rank-change"
@@ -182,7 +187,7 @@ class LowRankChange(LowRank):
             object.__setattr__(self, "form", LEFT)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """As for ``LowRank``; then freeze what is not trained."""
+        """Prepare as ``LowRank`` does; then freeze what is not trained."""
         super().prepare(model, head, classifier=classifier, seed=seed)
         if self.train == "carried":
             freeze_all_but(model, self.carried(model, classifier=classifier), head)
@@ -212,7 +217,7 @@ class RandomCarriers(Carrier):
         return of_pairs(public.weights, by_name, self.form)
 
     def in_sizes(self) -> Carrier:
-        """Unit vectors."""
+        """Carriers that are unit vectors, which cost nothing to make."""
         return OwnCarriers(make=unit_vectors, rank=self.rank)
 
 
@@ -236,7 +241,7 @@ def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
 def low_rank_coordinates(
     carrier: Carrier, public: Public, groups: Groups
 ) -> tuple[Coordinates, ...]:
-    """The coordinates of all parameters, with carriers for those of which there is a matrix."""
+    """The coordinates of all parameters; those in ``groups`` get the carriers of their matrix."""
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for matrices in groups:
         generators = [public.generator("carriers", public.time.round, name) for name in matrices]
@@ -246,12 +251,12 @@ def low_rank_coordinates(
             generators=generators,
             power_steps=carrier.power_steps,
         )
-        pairs |= zip(matrices, carriers, strict=True)
+        pairs.update(zip(matrices, carriers, strict=True))
     return of_pairs(public.weights, pairs, carrier.form)
 
 
 def unit(W: Tensor) -> Tensor:
-    """W over its Frobenius norm; 0 stays 0."""
+    """W divided by its Frobenius norm; 0 stays 0."""
     return normalize(W.flatten(), dim=0).view_as(W)
 
 

@@ -30,17 +30,17 @@ TOLERATED = 1e3
 class OwnCarriers(Carrier):
     """Carriers of a user's function.
 
-    ``make(public)`` takes public values (``fedlsg.Public``) and returns (L, R) by name, one pair
-    for each weight in ``public.carried``, which gives the sizes (m, r, s, n) of L (m, r), R (s, n).
-    The server and every client call it in every round, and compare their frames by digest: it must
-    always return the same, so it draws from ``public.generator`` only.
-    ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3. It needs orthonormal carriers, and
-    r = s = ``rank``.
-    ``form="core"``: S = L^T dW R^T (r, s) is sent, and lifted to L S R. s is ``rank`` (n at most),
-    r is ``out_rank`` or else ``rank`` (m at most). Carriers may have any scale: it weights the rows
-    and columns of S before the clip, and again when S is lifted.
-    ``form="preconditioned"``: L (m, m) and R (n, n) are square, whatever the rank, and S (m, n) is
-    the server's gradient as it is.
+    make: ``make(public)`` takes public values (``fedlsg.Public``) and returns (L, R) by name, one
+        pair for each weight in ``public.carried``, which has the sizes (m, r, s, n) of L (m, r), R
+        (s, n). The server and every client call it in every round, and compare their frames by
+        digest: it must always return the same, so it draws from ``public.generator`` only.
+    rank: r, and s, of the forms tangent and core.
+    form: "tangent" sends dL and dR, which are lifted by Eq. 3. It needs orthonormal carriers, and
+        r = s = ``rank``. "core" sends S = L^T dW R^T (r, s), which is lifted to L S R; s is at most
+        n, r at most m. Carriers may have any scale: it weights the rows and columns of S before the
+        clip, and again when S is lifted. "preconditioned": L (m, m) and R (n, n) are square,
+        whatever the rank, and S (m, n) is the server's gradient as it is.
+    out_rank: r in the form core; None means ``rank``.
     Raises ValueError for another form, and for ``out_rank`` in another form than core.
     """
 
@@ -54,21 +54,21 @@ class OwnCarriers(Carrier):
         check_declared(self)
         if not callable(self.make):
             raise ValueError(f"own carriers need make=function, got {type(self.make).__name__}")
-        known = ("tangent", "core", "preconditioned")
-        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, known))
+        forms = ("tangent", "core", "preconditioned")
+        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, forms))
 
     @property
     def functions(self) -> tuple[Callable[..., object], ...]:
-        """The user's."""
+        """The user's ``make``."""
         return (self.make,)
 
     def sizes(self, W: Tensor) -> Sizes:
-        """With the rank of either side."""
+        """The sizes of the carriers of a weight, with ``out_rank`` columns of L."""
         sizes: Sizes = self.form.sizes(W, self.rank, self.out_rank)
         return sizes
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
-        """Raises as ``make_own``."""
+        """Coordinates in the carriers that ``make`` returns. Raises as ``make_own``."""
         return of_pairs(
             public.weights,
             make_own(self.make, public, orthonormal=self.form.orthonormal),
@@ -76,16 +76,16 @@ class OwnCarriers(Carrier):
         )
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
-        """Scales of any size may be there."""
+        """True if carriers may have scales of any size: in all forms but tangent."""
         return not self.splits
 
     def in_sizes(self) -> Carrier:
-        """Unit vectors."""
+        """Carriers that are unit vectors, which cost nothing to make."""
         return replace(self, make=unit_vectors)
 
 
 def unit_vectors(public: Public) -> Mapping[str, Pair]:
-    """The first unit vectors as carriers: they have the right sizes, and cost nothing."""
+    """The first unit vectors as carriers of every weight in ``public.carried``."""
     return {
         name: (torch.eye(m, r), torch.eye(s, n)) for name, (m, r, s, n) in public.carried.items()
     }
@@ -107,7 +107,7 @@ def make_own(make: MakeCarriers, public: Public, *, orthonormal: bool) -> dict[s
         )
     pairs = {}
     for name, sizes in public.carried.items():
-        L, R = _pair(made[name], sizes, f"{who} for {name}")
+        L, R = _check_pair(made[name], sizes, f"{who} for {name}")
         L, R = (X.detach().to(public.weights[name]).contiguous() for X in (L, R))
         if orthonormal:
             check_orthonormal(L, R, f"{who} for {name}")
@@ -115,7 +115,8 @@ def make_own(make: MakeCarriers, public: Public, *, orthonormal: bool) -> dict[s
     return pairs
 
 
-def _pair(pair: Any, sizes: Sizes, where: str) -> Pair:
+def _check_pair(pair: Any, sizes: Sizes, where: str) -> Pair:
+    """L and R of one weight. Raises ValueError unless they are finite, in these sizes."""
     m, r, s, n = sizes
     if not isinstance(pair, tuple | list) or [type(X) for X in pair] != [Tensor, Tensor]:
         raise ValueError(f"{where}: expected two tensors (L, R), got {_kinds(pair)}")
@@ -134,6 +135,7 @@ def _pair(pair: Any, sizes: Sizes, where: str) -> Pair:
 
 
 def _kinds(made: Any) -> str:
+    """The shapes of tensors and the types of all else, for a message."""
     parts = made if isinstance(made, tuple | list) else [made]
     return ", ".join(
         str(tuple(X.shape)) if isinstance(X, Tensor) else type(X).__name__ for X in parts
@@ -141,9 +143,7 @@ def _kinds(made: Any) -> str:
 
 
 def check_orthonormal(L: Tensor, R: Tensor, where: str) -> None:
-    """Raise ValueError unless L^T L = R R^T = I to rounding: Eq. 3 is wrong for any other
-    carriers.
-    """
+    """Raise ValueError unless L^T L = R R^T = I to rounding, which Eq. 3 needs."""
     for name, gram in (("L", L.mT @ L), ("R", R @ R.mT)):
         off = float((gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max())
         if not off <= TOLERATED * torch.finfo(gram.dtype).eps:

@@ -1,8 +1,6 @@
-"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends,
-before and after the mask.
+"""A table of a model's parameters: each is carried, dense or frozen, and sends so many values.
 
-The rule is that of ``carried_parameters``; this module only spells it out, for people and for
-tests.
+The rule is that of ``carried_parameters``; the table shows it to people and tests.
 """
 
 import math
@@ -19,14 +17,19 @@ from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, Adapted
 from fedlsg.frame import Block
 
 Travel = Literal["carried", "dense", "frozen"]
+"""How a parameter is sent: as values of its carriers, as it is, or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
     """One parameter, or ``count`` of them that differ in their layer's number only.
 
+    name: of the parameter; "*" for numbers that differ.
+    shape: of each.
+    travel: how each is sent.
     values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried,
         all where dense, 0 where frozen.
+    count: number of the parameters.
     sent: what all ``count`` of them send after the mask; None if no frame was given.
     """
 
@@ -95,8 +98,9 @@ def _trained_values(adapted: Adapted) -> int:
 
 
 def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
-    """The rows with repeated layers put together: numbers in their names become ``*``, in order of
-    first appearance.
+    """The rows, of which repeated layers are one, in order of first appearance.
+
+    Numbers in the names of their layers become ``*``.
 
     ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel
     alike are one row with ``count=12``. The sums of ``count * values`` and of ``sent`` stay.
@@ -106,17 +110,18 @@ def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.name)
         key = (name, row.shape, row.travel, row.values)
         before = groups.get(key)
-        groups[key] = replace(row, name=name) if before is None else _together(before, row)
+        groups[key] = replace(row, name=name) if before is None else _add(before, row)
     return list(groups.values())
 
 
-def _together(one: LayerRow, other: LayerRow) -> LayerRow:
-    sent = None if one.sent is None or other.sent is None else one.sent + other.sent
-    return replace(one, count=one.count + other.count, sent=sent)
+def _add(group: LayerRow, row: LayerRow) -> LayerRow:
+    """The group with one more row."""
+    sent = None if group.sent is None or row.sent is None else group.sent + row.sent
+    return replace(group, count=group.count + row.count, sent=sent)
 
 
 def totals(rows: Iterable[LayerRow]) -> dict[Travel, tuple[int, int, int]]:
-    """(tensors, their entries, values sent) of each way to travel; all three are there."""
+    """(tensors, their entries, values sent) of each kind of ``Travel``; zeros without a row."""
     sums: dict[Travel, tuple[int, int, int]] = dict.fromkeys(get_args(Travel), (0, 0, 0))
     for row in rows:
         tensors, entries, values = sums[row.travel]

@@ -1,12 +1,12 @@
-"""Personal parameters: a part of the model that stays with each client and is never sent, such as
-its classifier.
+"""Personal parameters: a part of the model that each client keeps and never sends, such as the
+classifier.
 
 The gradient of an example in the shared part depends on the personal part, and so on every example
 that trained it. So personal gradients are in the same frame, joint clip, noise and ledger entry as
-shared ones: what a client keeps is as private as what it sends, and the next rounds only read noisy
-values. Of a step's values
-    shared     are sent: ``Frame.wire`` has their blocks
-    personal   move the client's own parameters, at its own learning rate
+shared ones. What a client keeps is as private as what it sends, and the next rounds read only noisy
+values. A step's values are
+    shared     sent: ``Frame.wire`` has their blocks
+    personal   applied to the client's own parameters, at its own learning rate
 Differs from FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021): there the personal
 part is trained without a clip and without noise, and no epsilon covers it.
 """
@@ -20,16 +20,16 @@ from torch import Tensor
 from fedlsg.frame import Frame
 
 CLASSIFIER = "classifier"
-"""The head, whatever its path is."""
+"""Value of ``personal`` for the head, whatever its path is."""
 
 
 def personal_names(names: Iterable[str], personal: str, classifier: str) -> tuple[str, ...]:
-    """The parameters that ``personal`` means: those of the head, or those whose name starts with
-    it.
+    """The parameters that ``personal`` selects: those of the head, or those whose name starts so.
 
-    Raises ValueError for none of them, or all.
+    Raises ValueError if it selects none of them, or all.
     """
-    start, known = (f"{classifier}." if personal == CLASSIFIER else personal), list(names)
+    start = f"{classifier}." if personal == CLASSIFIER else personal
+    known = list(names)
     chosen = tuple(name for name in known if personal and name.startswith(start))
     if not 0 < len(chosen) < len(known):
         which = "all" if chosen else "no"
@@ -41,15 +41,13 @@ def personal_names(names: Iterable[str], personal: str, classifier: str) -> tupl
 
 
 def shared_values(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
-    """Of a step's values those that are sent, in the order of ``frame.wire``."""
+    """The values of a step that are sent, in the order of ``frame.wire``."""
     parts = zip(frame.blocks, values.split([block.kept for block in frame.blocks]), strict=True)
     return torch.cat([part for block, part in parts if block.parameter not in frame.personal])
 
 
 def with_zeros(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
-    """A step's values from those that were sent: 0 for personal parameters, of which the server
-    knows nothing.
-    """
+    """A step's values from those that were sent, with 0 for personal parameters."""
     of_blocks = iter(sent.split([block.kept for block in frame.wire.blocks]))
     values = []
     for block in frame.blocks:
@@ -59,25 +57,21 @@ def with_zeros(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " ke
 
 
 def personal_size(frame: Frame) -> int:
-    """Numbers that a client keeps: all coordinates of its personal parameters."""
+    """The number of coordinates of the personal parameters, which a client keeps."""
     return sum(block.size for block in frame.blocks if block.parameter in frame.personal)
 
 
 def personal_gradient(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " size"]:
-    """The personal part of a step's values in float64: all coordinates, 0 where the mask froze
-    one.
-    """
+    """The personal part of a step's values in float64: all coordinates, 0 for frozen ones."""
     parts = zip(frame.blocks, frame.unflatten(values), strict=True)
-    kept = [part.flatten() for block, part in parts if block.parameter in frame.personal]
-    return torch.cat(kept).double().cpu()
+    gradients = [part.flatten() for block, part in parts if block.parameter in frame.personal]
+    return torch.cat(gradients).double().cpu()
 
 
 def personal_weights(
     weights: Mapping[str, Tensor], names: Sequence[str], displacement: Float[Tensor, " size"]
 ) -> dict[str, Tensor]:
-    """A client's personal parameters: those of ``weights``, which all clients begin with, plus its
-    displacement.
-    """
+    """A client's personal parameters: the common start in ``weights`` plus its displacement."""
     parts = displacement.split([weights[name].numel() for name in names])
     moved = {}
     for name, part in zip(names, parts, strict=True):

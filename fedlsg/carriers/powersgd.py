@@ -2,9 +2,9 @@
 Algorithm 1).
 
 Symbols: G (m, n) a client's noisy sum of clipped gradients     R (r, n) shared public start
-    P = orthonormal columns of G R^T (m, r),  Q = P^T G (r, n),  the server adds P Q of every client
-Everything here is post-processing of the noisy output of the mechanism: epsilon is that of dense
-DP-SGD.
+    P = orthonormal columns of G R^T (m, r)     Q = P^T G (r, n)
+A client sends P and Q, and the server sums P Q over clients. Both are post-processing of the noisy
+output of the mechanism: epsilon is that of dense DP-SGD.
 Differs from the source: there is no error feedback, which would carry noise that was not sent from
 round to round. The shared start is the right carrier of W - W_0 (the history of all clients), not
 the last aggregate: every client can derive it.
@@ -28,7 +28,11 @@ from fedlsg.lowrank import flatten_kernel, orthonormal_columns
 
 @dataclass(frozen=True, kw_only=True)
 class Factors(Carrier):
-    """The step is dense, and rank-r factors of its noisy result are sent (PowerSGD)."""
+    """The carrier of PowerSGD: the step is dense, and rank-r factors of its noisy result are sent.
+
+    rank: r.
+    power_steps, warmup: of the start R, as in ``LowRankChange``.
+    """
 
     kind: ClassVar[str] = "factors"
     adds_up: ClassVar[bool] = False
@@ -41,21 +45,23 @@ class Factors(Carrier):
         check_carrier(self)
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
-        """Those of what is sent: the carriers of W - W_0, of which clients use R."""
+        """Coordinates of what is sent: the carriers of W - W_0, of which clients use R."""
         return low_rank_coordinates(self, public, changes(public, self.warmup))
 
     def step_coordinates(self, where: tuple[Coordinates, ...]) -> tuple[Coordinates, ...]:
-        """The same parameters without carriers."""
+        """The same parameters without carriers, as the step is dense."""
         return tuple(replace(c, L=None, R=None) for c in where)
 
     def in_sizes(self) -> Carrier:
-        """The step is dense."""
+        """The dense carrier: a step has its sizes."""
         return Dense()
 
 
 def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
-    """What is sent for the noisy values of a step: the shared ones, or factors if ``frame.sent``
-    has any.
+    """The values that are sent for the noisy values of a step.
+
+    They are the shared ones if the frame has personal parameters, factors if it has ``sent``, and
+    all otherwise.
     """
     if frame.personal:
         return shared_values(values, frame)
@@ -74,9 +80,7 @@ def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent
 
 
 def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
-    """The step's values from what was sent: P Q where factors were sent, which undoes ``encode`` up
-    to the rank.
-    """
+    """The step's values from those that were sent: ``encode`` undone, with P Q in place of G."""
     if frame.personal:
         return with_zeros(sent, frame)
     if frame.sent is None:
@@ -85,12 +89,13 @@ def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]
     values = []
     for c in frame.sent.coordinates:
         first = next(parts)
-        values.append((first @ next(parts).flatten(1)).flatten() if c.carried else first.flatten())
+        G = first @ next(parts).flatten(1) if c.carried else first
+        values.append(G.flatten())
     return torch.cat(values)
 
 
 def norm_of_factors(frame: Frame) -> float:
-    """Largest norm of all P together: orthonormal columns, r of them a carried weight."""
+    """The norm of all P together: each has r orthonormal columns; 0.0 without factors."""
     if frame.sent is None:
         return 0.0
     return math.sqrt(sum(c.R.shape[0] for c in frame.sent.coordinates if c.R is not None))

@@ -1,5 +1,4 @@
-"""Statistics of gradients that the papers show: stable rank, projection residual, clipping, energy
-of units.
+"""Statistics of gradients that the papers show: stable rank, residual, clipping, energy of units.
 
 Symbols: dW (m, n) gradient of a weight W, L (m, r), R (r, n) carriers, P their projection (Eq. 3),
 C clip norm, p sparsity; a convolution kernel (m, c, kh, kw) is flattened, and its in units are the
@@ -22,6 +21,7 @@ from fedlsg.lowrank import check_rank, flatten_kernel
 from fedlsg.privacy import Mechanism, clip_factors
 
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Levels of the quantiles in ``Clipping.norms``."""
 
 
 def stable_rank(dW: Float[Tensor, "m *rest"]) -> float:
@@ -55,9 +55,9 @@ def residual(
 
     Source: Yu et al. 2021, Eq. 5-6.
 
-    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is
-    left over; of the form ``left`` dW (I - R^T R). P of a core is the orthogonal projection onto
-    span(L) x span(R), whatever the scales of L and R are.
+    P(dW) is ``reconstruct(*project(dW, L, R), L, R)``, so dW - P(dW) = (I - L L^T) dW (I - R^T R);
+    in the form ``left`` it is dW (I - R^T R). In the other forms P is the orthogonal projection
+    onto span(L) x span(R), whatever the scales of L and R are.
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
@@ -70,10 +70,12 @@ def residual(
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Shares of ||dW||_F^2 in kept rows (out units), in kept columns (in units), and in entries of
-    either.
+    """Shares of ||dW||_F^2; NaN for a gradient of zeros.
 
-    An entry whose row and column are both frozen gets only what the third term of Eq. 3 mixes in.
+    rows: in kept rows (out units).
+    columns: in kept columns (in units).
+    either: in entries whose row or column is kept. All other entries of an update come from the
+        third term of Eq. 3 alone.
     """
 
     rows: float
@@ -101,8 +103,9 @@ def kept_energy(
 
 
 def random_energy(shape: tuple[int, ...], rows: int, columns: int) -> Energy:
-    """Mean of ``kept_energy`` over uniformly random units, as many of them: the same for every dW
-    of ``shape``.
+    """The mean of ``kept_energy`` over random out units and in units, for any dW of ``shape``.
+
+    ``rows`` and ``columns``: numbers of kept units.
     """
     out_share, in_share = rows / shape[0], columns / shape[1]
     return Energy(rows=out_share, columns=in_share, either=1 - (1 - out_share) * (1 - in_share))
@@ -117,30 +120,30 @@ def block_squares(gradients: Sequence[Float[Tensor, "batch _"]]) -> Float64[Tens
 def select_kept(
     gradients: Sequence[Float[Tensor, "batch _"]], blocks: Sequence[Block]
 ) -> list[Float[Tensor, "batch kept"]]:
-    """What ``blocks`` keep of the gradients of the same blocks without a mask.
+    """The kept coordinates of gradients that were computed without a mask, block by block.
 
     Guarantee: equal to a pass in the masked frame itself, up to rounding, since a mask only leaves
     coordinates out.
     """
-    return [
-        g
-        if block.keep.index is None
-        else g.index_select(1, block.keep.positions(block.shape).to(g.device))
-        for g, block in zip(gradients, blocks, strict=True)
-    ]
+    selected = []
+    for g, block in zip(gradients, blocks, strict=True):
+        if block.keep.index is not None:
+            g = g.index_select(1, block.keep.positions(block.shape).to(g.device))
+        selected.append(g)
+    return selected
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clipping:
-    """What one clip does to a batch of examples.
+    """The factors by which one clip scales a batch of examples, and their norms.
 
     clipped: share of the factors below 1 (Ito et al. 2024, Listing 1 prints the factors), over the
         examples whose gradient is finite; under a clip of each block, over examples and blocks.
-    mean_factor: their mean, how much of its length a gradient keeps.
-    norms: quantiles of the joint norm, by level.
+    mean_factor: mean of the factors.
     dropped: examples with a gradient that is not finite, which the clip counts as zero.
-    lengths: the joint norms themselves, ascending; factors: one an example, in the order of the
-    examples.
+    norms: quantiles of the joint norm, by level.
+    lengths: the joint norms, ascending.
+    factors: one for each finite example, in their order: the smallest one of its blocks.
     """
 
     clipped: float
@@ -158,27 +161,24 @@ def clipping(
     dtype: torch.dtype,
     coordinates: int,
 ) -> Clipping:
-    """The clip of examples whose squared lengths are ``squares``: the factors of ``clipped_sum``.
+    """The clip of examples whose squared norms are ``squares``, by the factors of ``clipped_sum``.
 
     ``dtype`` and ``coordinates`` of the clipped gradients set the factors' margin for rounding.
-    ``factors`` are one an example, the smallest of its blocks' where each block is clipped. Raises
-    ValueError without an example.
+    Raises ValueError without an example.
     """
     if not squares.shape[1]:
         raise ValueError("expected one example at least, got none")
     joint = squares.sum(0)
     finite = joint.isfinite()
     norms = (squares if mechanism.clip == "per-block" else joint.unsqueeze(0)).sqrt()[:, finite]
-    factors = (
-        clip_factors(norms, mechanism.clip_norm, dtype, coordinates).double()
-        if mechanism.clips
-        else torch.ones_like(norms)
-    )
+    factors = torch.ones_like(norms)
+    if mechanism.clips:
+        factors = clip_factors(norms, mechanism.clip_norm, dtype, coordinates).double()
     lengths = joint[finite].sqrt()
-    levels = torch.tensor(LEVELS, dtype=torch.float64, device=lengths.device)
-    quantiles = (
-        torch.quantile(lengths, levels).tolist() if len(lengths) else [math.nan] * len(LEVELS)
-    )
+    quantiles = [math.nan] * len(LEVELS)
+    if len(lengths):
+        levels = torch.tensor(LEVELS, dtype=torch.float64, device=lengths.device)
+        quantiles = torch.quantile(lengths, levels).tolist()
     return Clipping(
         clipped=float((factors < 1).double().mean()),
         mean_factor=float(factors.mean()),

@@ -1,14 +1,19 @@
-"""What a user may set: one sentence, a unit and a range, declared where the value is used.
+"""Settings: each has one sentence, a unit and a range, declared where its value is used.
 
     Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1)]
     def recipe(*, rank: Rank = 4, ...) -> Method: ...
     declared(recipe)["rank"].parse("8")        8; ValueError "expected rank=0 >= 1" for "0"
 
 Options of the command line, checks, error messages and the reference page are made from these
-declarations.
-``rules``: what does not go together. ``units``, ``mechanisms`` and ``selection``: the objects that
-the settings unit, mechanism and selection name, a new one is one object there. ``choices``: words
-for values. ``directions``: whether more is better of a metric. Nothing here imports torch.
+declarations. Nothing here imports torch.
+
+    rules          what does not go together
+    units, mechanisms, selection, partitions
+                   the objects that these settings name: a new one is one object there
+    choices        suggestions for a misspelt value
+    foreign        what other libraries call the settings
+    directions     whether more is better of a metric
+    isolation      levels at which a private pass runs code
 """
 
 import types
@@ -24,22 +29,27 @@ from fedlsg.config.foreign import in_our_words
 from fedlsg.config.rules import Rule
 
 REQUIRED = Parameter.empty
-"""The default of what has none."""
+"""The default of a setting that must be given."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``meaning`` is one sentence; ``why`` ends the message for a value out of range, where the
-    range needs a reason.
+    """The declaration of a setting, next to its type. At most one lower and one upper bound.
 
-    ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it.
-    ``aliases`` are other words for the name, which suggestions know and nothing accepts. ``name``
-    is what a user calls it, where the parameter is called otherwise. ``fallback`` is used where
-    neither the user nor the workload gives a value. The default of a new setting is what runs did
-    before it existed: an unfinished one goes on with it.
-    ``rules``: what the setting needs, and does not go with.
-    ``choices``: the objects that it names, by name, with rules of their own.
-    ``others``: what may be given next to these, in words.
+    meaning: one sentence.
+    unit: of a number.
+    at_least, at_most: bounds that are within the range.
+    above, below: bounds that are not.
+    why: reason for the range; it ends the message for a value out of range.
+    aliases: other words for the name: suggestions know them, and nothing accepts them.
+    name: the user's name for it; "" if that is the parameter's name.
+    fallback: the value if neither the user nor the workload gives one.
+    rules: conditions on other settings.
+    choices: the objects that the setting names, by name, with rules of their own.
+    others: values that may be given in addition to choices, in words.
+
+    The default of a new setting must be what runs did before it existed: an unfinished run goes on
+    with it.
     """
 
     meaning: str = ""
@@ -70,8 +80,8 @@ class Setting:
         )
 
     def around(self, word: str) -> str:
-        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone
-        without bounds.
+        """The range as a text about a word: ``0 < word <= 1``, ``word >= 1``, or ``word`` without
+        bounds.
         """
         lower = f"{self.at_least:g} <= " if self.at_least is not None else ""
         lower = f"{self.above:g} < " if self.above is not None else lower
@@ -85,11 +95,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One parameter of a callable, or one field of a dataclass, as its declaration says.
+    """One declared parameter of a callable, or field of a dataclass.
 
-    ``kind`` is bool, int, float or str; a ``Literal``, and the name of an object, is a str with
-    ``choices``. ``default`` is ``REQUIRED`` where there is none; ``optional`` says whether None is
-    a value.
+    name: the name that a user gives.
+    kind: bool, int, float or str.
+    choices: the values of a ``Literal``, or the names of objects; empty for any value.
+    optional: whether None is a value.
+    default: ``REQUIRED`` if the value must be given.
+    setting: the declaration; an empty one if there is none.
     """
 
     name: str
@@ -101,35 +114,33 @@ class Declared:
 
     @property
     def accepts(self) -> tuple[object, ...]:
-        """What may be given, to compare two declarations of one name."""
+        """Type, choices and bounds: equal for declarations that accept the same values."""
         bounds = self.setting.at_least, self.setting.above, self.setting.at_most, self.setting.below
         return self.kind, tuple(self.choices), bounds
 
     @property
     def range(self) -> str:
-        """For a reader: ``a, b or c``, ``true or false``, ``0 < x <= 1``; nothing where anything
-        goes.
+        """The accepted values in words: ``a, b or c``, ``true or false``, ``0 < x <= 1``; "" for
+        any.
         """
         if self.choices:
             *first, last = (*map(str, self.choices), *filter(None, [self.setting.others]))
             return f"{', '.join(first)} or {last}" if first else last
         if self.kind is bool:
             return "true or false"
-        found = self.setting.around("x")
-        return found if found != "x" else ""
+        bounds = self.setting.around("x")
+        return bounds if bounds != "x" else ""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What the setting needs, each rule with the name of the setting or of one of its
-        values.
-        """
-        named = (rule for one in self.setting.choices.values() for rule in one.rules)
+        """The rules of the setting, with its name in ``of``, and those of its choices."""
+        of_choices = (rule for choice in self.setting.choices.values() for rule in choice.rules)
         return tuple(
-            replace(rule, of=rule.of or self.name) for rule in (*self.setting.rules, *named)
+            replace(rule, of=rule.of or self.name) for rule in (*self.setting.rules, *of_choices)
         )
 
     def parse(self, value: object) -> Any:
-        """The value of a raw one, which may be a string of a command line.
+        """The value that a raw one means, which may be a string of a command line.
 
         Raises ValueError, naming the setting, for a wrong type and for a value outside of choices
         or range.
@@ -139,8 +150,8 @@ class Declared:
         return parsed
 
     def check(self, value: object) -> None:
-        """Raise ValueError, naming setting, value and range, unless the value is one of this
-        setting.
+        """Raise ValueError, naming setting, value and range, unless the setting accepts the
+        value.
         """
         if value is None and self.optional:
             return
@@ -164,17 +175,16 @@ def summary_of(docstring: str | None) -> str:
 
 
 def declared(of: Callable[..., object], *, without: Iterable[str] = ()) -> dict[str, Declared]:
-    """What a callable or a dataclass declares, by the name that a user gives, in order, ``without``
-    some parameters.
+    """The settings that a callable or a dataclass declares, in order, by the user's name for them.
 
-    A parameter without a ``Setting`` is a setting without sentence and range, one without
-    annotation has the type of its default. Raises TypeError for a parameter whose type no setting
-    has.
+    A parameter without a ``Setting`` is a setting without sentence and range. One without
+    annotation has the type of its default. ``without``: parameters that are left out. Raises
+    TypeError for a type that no setting has.
     """
-    return {one.name: one for one in _declarations(of, tuple(without))}
+    return {setting.name: setting for setting in _declarations(of, tuple(without))}
 
 
-@cache  # of a class's source: for a process
+@cache  # source does not change within a process
 def _declarations(of: Callable[..., object], without: tuple[str, ...]) -> tuple[Declared, ...]:
     hints = get_type_hints(of, include_extras=True)
     return tuple(
@@ -184,99 +194,100 @@ def _declarations(of: Callable[..., object], without: tuple[str, ...]) -> tuple[
     )
 
 
-def check_real(**given: object) -> None:
+def check_real(**values: object) -> None:
     """Raise ValueError for the first value, by its name, that is not a number."""
-    for name, value in given.items():
+    for name, value in values.items():
         if isinstance(value, bool | str) or not hasattr(value, "__float__"):
             raise ValueError(f"expected a number for {name}, got {value!r}")
 
 
 def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
-    """Raise ValueError for the first field of a dataclass instance that its own declaration does
-    not accept.
+    """Raise ValueError for the first field of a dataclass instance that its declaration refuses.
 
-    Only fields that are declared with a ``Setting``, or have choices, are looked at, ``without``
-    some of them.
+    Fields without a ``Setting`` and without choices are not looked at, nor are those in
+    ``without``.
     """
     cls: Callable[..., object] = type(instance)
-    for name, one in _fields(cls).items():
-        if name not in tuple(without):
-            one.check(getattr(instance, name))
+    skipped = tuple(without)
+    for name, field_declared in _fields(cls).items():
+        if name not in skipped:
+            field_declared.check(getattr(instance, name))
 
 
 def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
-    """The declared fields of a dataclass instance, by the name that a user gives: declaration and
-    value.
-    """
+    """(declaration, value) of the declared fields of a dataclass instance, by the user's names."""
     cls: Callable[..., object] = type(instance)
-    return {one.name: (one.setting, getattr(instance, name)) for name, one in _fields(cls).items()}
+    return {d.name: (d.setting, getattr(instance, field)) for field, d in _fields(cls).items()}
 
 
-@cache  # of a class's source: for a process
+@cache  # source does not change within a process
 def _fields(of: Callable[..., object]) -> dict[str, Declared]:
-    hints = {
-        name: (hint, _parts(hint)) for name, hint in get_type_hints(of, include_extras=True).items()
-    }
-    return {
-        name: _declared(of, name, hint, REQUIRED)
-        for name, (hint, (plain, _, setting)) in hints.items()
-        if setting or get_origin(plain) is Literal
-    }
+    """The fields of a dataclass that have a ``Setting`` or choices, by their own names."""
+    fields = {}
+    for name, hint in get_type_hints(of, include_extras=True).items():
+        plain, _, setting = _parts(hint)
+        if setting or get_origin(plain) is Literal:
+            fields[name] = _declared(of, name, hint, REQUIRED)
+    return fields
 
 
 def unknown(
     kind: str, name: str, known: Mapping[str, Declared], *, also: Collection[str] = ()
 ) -> ValueError:
-    """The error for a name that no declaration has: with its nearest name, abbreviations
-    included. ``also``: other arguments of the same place.
+    """The error for a name that no declaration has, with a suggestion.
+
+    ``also``: other arguments of the same place.
     """
     return ValueError(f"unknown {kind} {name!r}{suggestion(name, known, also=also)}")
 
 
 def suggestion(name: str, known: Mapping[str, Declared], *, also: Collection[str] = ()) -> str:
-    """The end of an error message: the name that has the word as an alias, or that another library
-    calls so.
+    """The end of an error message that suggests a name, or nothing.
 
-    Else the nearest one, or nothing. ``also``: other arguments of the same place.
+    It is the name with this alias, else the one for a name of another library, else the nearest
+    one. ``also``: other arguments of the same place.
     """
     word = name.replace("-", "_").lower()
-    meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
-    return (
-        f"; did you mean {meant!r}?"
-        if meant
-        else in_our_words(word, {*known, *also}) or did_you_mean(word, [*known, *also])
-    )
+    for candidate in known.values():
+        if word in candidate.setting.aliases:
+            return f"; did you mean {candidate.name!r}?"
+    return in_our_words(word, {*known, *also}) or did_you_mean(word, [*known, *also])
 
 
 def agreed(declarations: Iterable[tuple[str, Mapping[str, Declared]]]) -> dict[str, Declared]:
-    """What several places declare, by name: each place with its declarations. Raises ValueError if
-    two differ.
+    """The declarations of several places as one, by name. Raises ValueError if two differ.
+
+    ``declarations``: the name of each place, with what it declares.
     """
-    found: dict[str, tuple[str, Declared]] = {}
-    for where, own in declarations:
-        for name, one in own.items():
-            first, before = found.get(name, (where, one))
-            found[name] = first, same(before, one, (first, where))
-    return {name: one for name, (_, one) in found.items()}
+    merged: dict[str, tuple[str, Declared]] = {}
+    for place, settings in declarations:
+        for name, setting in settings.items():
+            first_place, before = merged.get(name, (place, setting))
+            merged[name] = first_place, same(before, setting, (first_place, place))
+    return {name: setting for name, (_, setting) in merged.items()}
 
 
 def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
-    """Two declarations of one name as one, its sentence the first that there is. Raises ValueError
-    if they differ.
+    """Two declarations of one name as one, with the first sentence that is not empty.
+
+    ``where``: their places. Raises ValueError if they accept different values; one without a
+    ``Setting`` gets the other's range.
     """
-    # one that says a type alone takes the other's range
-    silent = Setting() in (first.setting, second.setting)
-    if first.accepts != second.accepts and not (silent and first.accepts[:2] == second.accepts[:2]):
-        said = [f"{one.kind.__name__} {one.range}".strip() for one in (first, second)]
+    one_is_empty = Setting() in (first.setting, second.setting)
+    if first.accepts != second.accepts and not (
+        one_is_empty and first.accepts[:2] == second.accepts[:2]
+    ):
+        ranges = [f"{each.kind.__name__} {each.range}".strip() for each in (first, second)]
         raise ValueError(
-            f"setting {first.name!r} has two different declarations: {said[0]} by {where[0]}, "
-            f"{said[1]} by {where[1]}; give both one type and range, or one of them another name"
+            f"setting {first.name!r} has two different declarations: {ranges[0]} by {where[0]}, "
+            f"{ranges[1]} by {where[1]}; give both one type and range, or one of them another name"
         )
     keep = first.setting.meaning or second.setting == Setting()
     return first if keep else replace(first, setting=second.setting)
 
 
 def _declared(of: Callable[..., object], name: str, hint: Any, default: object) -> Declared:
+    """The declaration of one parameter. Raises TypeError for a type that no setting has."""
     plain, optional, setting = _parts(hint)
     setting = setting or Setting()
     choices = get_args(plain) if get_origin(plain) is Literal else setting.choices
@@ -287,15 +298,20 @@ def _declared(of: Callable[..., object], name: str, hint: Any, default: object) 
             f"declared as {plain!r}: a setting is a bool, int, float, str or a Literal of strings, "
             "or one of them | None"
         )
-    known = setting.name or name
     return Declared(
-        name=known, kind=kind, choices=choices, optional=optional, default=default, setting=setting
+        name=setting.name or name,
+        kind=kind,
+        choices=choices,
+        optional=optional,
+        default=default,
+        setting=setting,
     )
 
 
 def _parts(hint: Any) -> tuple[Any, bool, Setting | None]:
-    """Type, whether None is one of its values, and the ``Setting``, in whatever order they are
-    wrapped.
+    """A hint's type, whether None is one of its values, and its first ``Setting`` or None.
+
+    ``Annotated`` and ``| None`` may be nested in any order.
     """
     optional, setting = False, None
     while True:
@@ -310,6 +326,7 @@ def _parts(hint: Any) -> tuple[Any, bool, Setting | None]:
 
 
 def _convert(of: Declared, value: object) -> object:
+    """A raw value in the type of the declaration. Raises ValueError for one that has another."""
     if of.choices or (value is None and of.optional):
         return value
     if of.kind is bool:

@@ -49,15 +49,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was meant: by its meaning, whatever its capitals and hyphens are, or by
-    its letters.
+    """The known word with the meaning of a word (``MEANINGS``), else the one with similar letters.
+
+    Capitals and hyphens do not matter. None if there is no such word.
     """
     by_plain = {plain(name): name for name in known}
-    asked = plain(word)
-    # letters alone would say the opposite: iid for noniid
-    if (meant := MEANINGS.get(asked)) is not None:
-        return by_plain.get(meant)
-    match = get_close_matches(asked, by_plain, n=1)
+    plain_word = plain(word)
+    meaning = MEANINGS.get(plain_word)
+    if meaning is not None:  # similar letters can mean the opposite: iid and noniid
+        return by_plain.get(meaning)
+    match = get_close_matches(plain_word, by_plain, n=1)
     return by_plain[match[0]] if match else None
 
 

@@ -1,9 +1,9 @@
-"""Whether more is better of a number: declared by a metric, or known by the field's names.
+"""Whether higher values of a metric are better: declared with the metric, or known by its name.
 
     metrics={"gini": fedlsg.Lower(gini)}
     higher_is_better("gini", fedlsg.Lower(gini))     False
     higher_is_better("macro_f1")                     True
-    higher_is_better("gini")                         None: nobody knows, ask for it
+    higher_is_better("gini")                         None: unknown, so the user must declare it
 
 Whatever ranks rounds, trials or runs by a number asks ``higher_is_better``.
 """
@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A metric, and which of its values are better. Called as the metric itself."""
+class DirectedMetric:
+    """A metric with its direction, which is called as the metric itself."""
 
     metric: Callable[[Any, Any], Any]
     higher_is_better: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        if not callable(self.metric) or isinstance(self.metric, Declared):
+        if not callable(self.metric) or isinstance(self.metric, DirectedMetric):
             raise ValueError(
                 f"fedlsg.{type(self).__name__}({type(self.metric).__name__}): expected a function "
                 "metric(outputs, targets)"
@@ -32,7 +32,7 @@ class Declared:
         return self.metric(outputs, targets)
 
 
-class Higher(Declared):
+class Higher(DirectedMetric):
     """A metric of which more is better: ``metrics={"gain": fedlsg.Higher(gain)}``.
 
     Raises ValueError for anything that is not a function.
@@ -41,7 +41,7 @@ class Higher(Declared):
     higher_is_better = True
 
 
-class Lower(Declared):
+class Lower(DirectedMetric):
     """A metric of which less is better: ``metrics={"cost": fedlsg.Lower(cost)}``.
 
     Raises ValueError for anything that is not a function.
@@ -78,20 +78,22 @@ _NOT_ENDS = """
 neg negative minus one no non not without inverse inverted reciprocal attack attacker adversary
 """
 HIGHER, LOWER = tuple(_HIGHER.split()), tuple(_LOWER.split())
-"""Names of which more, or less, is better. ``QUALIFIERS`` and numbers may stand around them."""
+"""Names of metrics of which more, or less, is better; with any ``QUALIFIERS`` and numbers."""
 QUALIFIERS = frozenset(_QUALIFIERS.split())
+"""Words of a name that do not change the direction."""
 NEGATIVE = ("neg", "negative", "minus")
 """First words that turn the rest round, as in scikit-learn's ``neg_mean_squared_error``."""
 ENDS = re.compile(r"(^|_)(loss|losses|error|errors|err|error_rate)$")
-"""Of any loss and any error less is better, ..."""
+"""Ends of any other name of which less is better, unless it has a word of ``NOT_ENDS``."""
 NOT_ENDS = frozenset(_NOT_ENDS.split())
-"""... but with one of these words nobody knows."""
+"""Words that make the direction of such a name unknown."""
 PARTS = re.compile(r"(?<=[a-z]{2})(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])")
+"""Places between two words of a name in camel case."""
 WORD = re.compile(r"[^\W\d_]+\d*|\d+")
 
 
 def higher_is_better(name: str, metric: object = None) -> bool | None:
-    """Whether more is better of a number: as its metric declares it, or by its name; None: unknown.
+    """Whether more is better of a metric, as it declares or by its name; None if that is unknown.
 
     A metric declares it by an attribute ``higher_is_better``, as ``fedlsg.Higher``,
     ``fedlsg.Lower`` and metrics of torchmetrics have it.
@@ -101,6 +103,7 @@ def higher_is_better(name: str, metric: object = None) -> bool | None:
 
 
 def _by_name(name: str) -> bool | None:
+    """The direction by a name; None if it is unknown, also for a leading number or minus sign."""
     words = WORD.findall(PARTS.sub("_", name).lower())
     if not words or words[0].isdigit() or name.lstrip().startswith("-"):  # as in "1 - accuracy"
         return None
@@ -108,6 +111,7 @@ def _by_name(name: str) -> bool | None:
 
 
 def _by_words(words: list[str]) -> bool | None:
+    """The direction by the words of a name, at least one; None if it is unknown."""
     short = [word for word in map(_without_number, words) if word and word not in QUALIFIERS]
     for phrase in ("_".join(words), "_".join(short)):
         if phrase in HIGHER or phrase in LOWER:

@@ -1,4 +1,4 @@
-"""What other libraries call the settings of fedlsg, for error messages: no such name is accepted.
+"""Names of settings in other libraries, which error messages explain; no such name is accepted.
 
 The names are from private training (Opacus, TensorFlow Privacy, fastDP, JAX Privacy), federated
 learning (Flower, TensorFlow Federated, pfl, FedML) and training (torch, the Trainer of
@@ -16,10 +16,9 @@ T = TypeVar("T")
 
 
 def in_our_words(name: str, known: Collection[str]) -> str:
-    """The end of a message about an unknown name: what fedlsg calls it, or why it needs no such
-    setting. Empty for a name that is in no table.
+    """The end of a message about an unknown name: fedlsg's name for it, or why it is not needed.
 
-    ``known``: what may be given at this place.
+    Empty for a name that is in no table. ``known``: the names that this place accepts.
     """
     word = _normalized(name)
     if word in NOT_NEEDED:
@@ -36,7 +35,7 @@ def in_our_words(name: str, known: Collection[str]) -> str:
 
 
 def our_names(name: str, known: Collection[str]) -> list[str]:
-    """What a name is called here, of what may be given; the name itself if it is one of them."""
+    """The accepted names for a name of another library; the name itself if it is accepted."""
     word = _normalized(name)
     if word in known:
         return [word]
@@ -269,8 +268,8 @@ OUR_NAMES = {
     "weighted_by_key": "weighting",
     "weights": "weighting",
 }
-"""What fedlsg calls a setting or argument of another library. Several names, with spaces between
-them, if it differs from place to place.
+"""Fedlsg's name for a setting or argument of another library. Places of fedlsg that differ have
+several names, with spaces between them: each place accepts some of them.
 """
 
 MEANS_SHARE = "the share of the rows that is in a mean batch"

@@ -13,4 +13,4 @@ Isolation = Literal["isolated", "rows", "checked"]
 Wanted = Literal["auto", "isolated", "rows", "checked"]
 LEVELS: tuple[Isolation, ...] = get_args(Isolation)
 CHECKED: Isolation = "checked"
-"""The level of all entries and runs from before there were levels."""
+"""The level of entries and runs that name none."""

@@ -1,5 +1,5 @@
-"""What may happen to gradients before they are sent: one object for each mechanism, found by its
-name.
+"""Mechanisms, which clip gradients and add noise before they are sent: one object for each, found
+by its name.
 
 A new mechanism is one ``Kind`` in ``KINDS``. The setting, the ledger, the accountant, budgets,
 comparisons and reports ask it: none of them knows a name. Nothing here imports torch.
@@ -21,15 +21,17 @@ def gaussian(total: Any, std: float, noise: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """``name``: in settings and ledgers. ``clips``: whether gradients are clipped to a norm C.
+    """A kind of mechanism.
 
-    ``add``: from a sum, a standard deviation and a stream of secret draws to the noisy sum; None
-    where none is added.
-    ``private``: whether the output has an epsilon. Then it must be at least as private as the sum
-    with Gaussian noise of that deviation on every coordinate (it may add more, or work on the noisy
-    sum): this is what a ledger is charged with and what the accountant composes. The audit of
-    ``fedlsg.attacks.audit`` looks for a mechanism that adds less.
-    ``rules``: what it needs, each with ``of="mechanism=NAME"``.
+    name: in settings and ledgers.
+    clips: whether gradients are clipped to a norm C.
+    add: ``add(total, std, stream)`` gives the sum with noise of a standard deviation, from a stream
+        of secret draws; None if no noise is added.
+    private: whether the output has an epsilon. It must then be at least as private as the sum with
+        Gaussian noise of that deviation on every coordinate: it may add more, or work on the noisy
+        sum. The ledger is charged for this Gaussian noise, and the accountant composes it. The
+        audit of ``fedlsg.attacks.audit`` looks for a mechanism that adds less.
+    rules: conditions on other settings, each with ``of="mechanism=NAME"``.
     """
 
     name: str
@@ -52,12 +54,12 @@ class Kind:
 
     @property
     def plain(self) -> bool:
-        """Whether gradients are sent as they are."""
+        """Whether gradients are sent without a clip and without noise."""
         return not (self.clips or self.adds_noise)
 
 
 DP = Kind(name="dp", clips=True, add=gaussian, private=True)
-"""The only one that is private."""
+"""Clip and Gaussian noise: the only private mechanism."""
 KINDS = {
     kind.name: kind
     for kind in (
@@ -71,5 +73,5 @@ KINDS = {
 
 
 def is_silent(name: object) -> bool:
-    """Whether a name is that of a mechanism that adds no noise."""
+    """Whether this is the name of a mechanism that adds no noise."""
     return name in KINDS and not KINDS[str(name)].adds_noise

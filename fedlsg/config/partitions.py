@@ -1,4 +1,4 @@
-"""Partitions that any workload has: one object for each scheme, found by its name.
+"""Partitions of rows over clients, for any workload: one object for each scheme, found by its name.
 
 A new scheme is one ``Scheme`` in ``SCHEMES``. The setting, its checks, ``fedlsg partition`` and the
 code that deals rows ask it: none of them knows a name. A setting of the scheme's own is a field of
@@ -30,11 +30,13 @@ MAX_DRAWS = 1000
 class Scheme:
     """How rows are dealt to clients.
 
-    ``name``: in the settings. ``words``: what it does, for a reader.
-    ``draw(labels, clients, rng, **settings)``: the rule of a run, from the classes (n,) int64 of
-    its training rows in a random order. The same rule deals these rows, and test rows like them.
-    ``reads_classes``: if not, all labels are 0, and whole persons can be dealt.
-    ``settings``: the names of those that ``draw`` takes.
+    name: in the settings.
+    words: what it does, for a reader.
+    draw: ``draw(labels, clients, rng, **settings)`` makes the ``Deal`` of a run from the classes
+        (n,) int64 of its training rows in a random order. It deals these rows, and test rows like
+        them.
+    reads_classes: if false, all labels are 0, and whole persons can be dealt.
+    settings: the names of the settings that ``draw`` takes.
     """
 
     name: str
@@ -58,6 +60,8 @@ def check_clients(clients: int, rows: int) -> None:
 
 
 def _draw_even(labels: Array, clients: int, rng: Generator) -> Deal:
+    """Equal parts of the rows, which are in a random order already."""
+
     def deal(labels: Array) -> Array:
         check_clients(clients, len(labels))
         return _even(len(labels), clients)
@@ -66,6 +70,7 @@ def _draw_even(labels: Array, clients: int, rng: Generator) -> Deal:
 
 
 def _draw_shards(labels: Array, clients: int, rng: Generator, *, shards_per_client: int) -> Deal:
+    """Equal shards of the rows in the order of their classes, dealt at random."""
     import numpy as np
 
     shards = clients * shards_per_client
@@ -86,6 +91,7 @@ def _draw_shards(labels: Array, clients: int, rng: Generator, *, shards_per_clie
 
 
 def _draw_dirichlet(labels: Array, clients: int, rng: Generator, *, alpha: float) -> Deal:
+    """Each class in the shares of ``_shares``; rows of other classes are nobody's."""
     import numpy as np
 
     shares = _shares(labels, clients, rng, alpha=alpha)
@@ -101,7 +107,9 @@ def _draw_dirichlet(labels: Array, clients: int, rng: Generator, *, alpha: float
 
 
 def _shares(labels: Array, clients: int, rng: Generator, *, alpha: float) -> Mapping[int, Array]:
-    """By class: the share of each client, redrawn until every client has one of these examples."""
+    """The share of each client by class, drawn again until every client has one of these
+    examples.
+    """
     import numpy as np
 
     if not 0 < alpha < float("inf"):
@@ -121,7 +129,7 @@ def _shares(labels: Array, clients: int, rng: Generator, *, alpha: float) -> Map
 
 
 def _counts(shares: Array, size: int) -> Array:
-    """How many of ``size`` examples each client gets."""
+    """How many of ``size`` examples each client gets: cumulated shares, rounded down."""
     import numpy as np
 
     cuts = (np.cumsum(shares) * size).astype(np.int64)[:-1]
@@ -129,8 +137,8 @@ def _counts(shares: Array, size: int) -> Array:
 
 
 def _even(count: int, parts: int) -> Array:
-    """The part of each of ``count`` examples in a row, cut into equal parts; the first ones have
-    one more if needed.
+    """The part of each of ``count`` examples: 0, 0, ..., 1, 1, ...; the first parts may have one
+    more.
     """
     import numpy as np
 
@@ -170,4 +178,4 @@ SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in (IID, DIRICHL
 SETTINGS = tuple(name for scheme in SCHEMES.values() for name in scheme.settings)
 """Settings of single schemes."""
 ANY = "partition=" + "|".join(SCHEMES)
-"""One of them, in the words of a rule."""
+"""Condition of a rule: the partition is one of these schemes."""

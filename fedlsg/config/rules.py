@@ -1,4 +1,4 @@
-"""What does not go together: each setting declares what it needs, and one checker reads that.
+"""Rules: each setting declares what it needs of other settings, and one checker reads that.
 
     Setting(
         "mu of FedProx",
@@ -16,8 +16,8 @@ A condition is a text about facts, which are settings and what follows from them
     name>1, name>=1, name<other     it is that large; the right side may name another fact
     A and B, A or B                 "and" binds more strongly
 
-A condition on a fact that is not known yet is neither true nor false: then nothing is said. One on
-a fact that does not exist is refused (``check_names``).
+A condition on a fact that is not known yet is neither true nor false (None), and breaks no rule. A
+rule on a fact that does not exist is refused (``check_names``).
 """
 
 import re
@@ -31,20 +31,24 @@ from typing import Any
 from fedlsg.config.choices import choose
 
 Words = Mapping[str, str]
+"""Words for a reader by the name of a fact that is not a setting; with {facts}."""
 
 ATOM = re.compile(r"(not )?([\w.]+)\s*(!=|>=|<=|=|>|<)?\s*(.*)")
 COMPARE = {">": gt, ">=": ge, "<": lt, "<=": le}
 
 Facts = Mapping[str, Any]
+"""Values of settings, and of what follows from them, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Where ``of`` is true, ``needs`` has to be; ``why`` gives the reason and what to do, with
-    {facts}.
+    """If the condition ``of`` is true, the condition ``needs`` must be true.
 
-    ``idle``: otherwise the setting only has no effect: it is refused where a user gave it; a preset
-    may have it.
+    of: the setting or value that the rule is about, and further conditions.
+    needs: the condition that must be true.
+    why: the reason and what to do, with {facts}.
+    idle: whether breaking it only leaves the setting without effect. It is then refused if a user
+        gave the setting, and accepted in a preset.
     """
 
     of: str
@@ -73,23 +77,21 @@ class Rule:
         return named + [field for _, field, _, _ in Formatter().parse(self.why) if field]
 
     def broken(self, facts: Facts) -> bool:
-        """Whether the facts break it; what is not known breaks nothing."""
+        """Whether the facts break the rule; unknown facts do not."""
         return bool(holds(self.of, facts)) and holds(self.needs, facts) is False
 
     def message(self, facts: Facts, words: Words) -> str:
-        """What is wrong, why, and what to do. ``words``: names of facts that are not settings."""
+        """The error message: what is wrong, why, and what to do."""
         why = self.why or (
             "otherwise it has no effect: leave it out" if self.idle else "leave one of them out"
         )
         return f"{_now(self.subject, facts, words)} {self.wants(facts, words)}: {_fill(why, facts)}"
 
     def wants(self, facts: Facts, words: Words) -> str:
-        """``needs x = a or b, got x=c``, or ``does not go with y=d``, for values that break the
+        """``needs x = a or b, got x=c``, or ``does not go with y=d``, for facts that break the
         rule.
         """
-        atoms = [
-            _parse(atom) for option in self.needs.split(" or ") for atom in option.split(" and ")
-        ]
+        atoms = [_parse(atom) for atom in self.needs.replace(" or ", " and ").split(" and ")]
         against = [name for name, sign, _ in atoms if sign in ("not", "!=")]
         if len(against) == len(atoms):
             return f"does not go with {' and '.join(_now(name, facts, words) for name in against)}"
@@ -118,7 +120,7 @@ def check_names(rules: Iterable[Rule], known: Mapping[str, object]) -> None:
 
 
 def check_rules(rules: Iterable[Rule], facts: Facts, words: Words) -> None:
-    """Raise ValueError for the first broken rule; rules of what only has no effect are left out."""
+    """Raise ValueError for the first broken rule that is not ``idle``."""
     for rule in rules:
         if not rule.idle and rule.broken(facts):
             raise ValueError(rule.message(facts, words))
@@ -130,7 +132,9 @@ def holds(condition: str, facts: Facts) -> bool | None:
         _all(holds_atom(atom, facts) for atom in option.split(" and "))
         for option in condition.split(" or ")
     ]
-    return True if True in options else None if None in options else False
+    if True in options:
+        return True
+    return None if None in options else False
 
 
 def holds_atom(atom: str, facts: Facts) -> bool | None:
@@ -143,29 +147,31 @@ def holds_atom(atom: str, facts: Facts) -> bool | None:
         return bool(value) == (sign == "")
     if sign in ("=", "!="):
         return (text_of(value) in right.split("|")) == (sign == "=")
-    other = (
-        facts.get(right) if right in facts else float(right) if not right.isidentifier() else None
-    )
+    # the right side is the name of a fact, or a number
+    other = facts.get(right) if right.isidentifier() else float(right)
     return None if value is None or other is None else bool(COMPARE[sign](value, other))
 
 
 def example(condition: str) -> dict[str, Any]:
-    """Facts that make a condition without comparisons true: its first values."""
-    found: dict[str, Any] = {}
+    """Facts that make the first option of a condition true: the first values that it names."""
+    facts: dict[str, Any] = {}
     for atom in condition.split(" or ")[0].split(" and "):
         name, sign, right = _parse(atom)
-        found[name] = (
-            right.split("|")[0] if sign == "=" else float(right) + 1 if sign == ">" else sign == ""
-        )
-    return found
+        if sign == "=":
+            facts[name] = right.split("|")[0]
+        elif sign == ">":
+            facts[name] = float(right) + 1
+        else:
+            facts[name] = sign == ""
+    return facts
 
 
 def spell(condition: str, words: Words) -> str:
-    """A condition for a reader."""
-    return " or ".join(
-        " and ".join(_spell(atom, words) for atom in o.split(" and "))
-        for o in condition.split(" or ")
-    )
+    """A condition in words for a reader."""
+    options = []
+    for option in condition.split(" or "):
+        options.append(" and ".join(_spell(atom, words) for atom in option.split(" and ")))
+    return " or ".join(options)
 
 
 def text_of(value: object) -> str:
@@ -175,35 +181,40 @@ def text_of(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@cache  # of the conditions that settings declare
+@cache  # conditions are constants of the source
 def _parse(atom: str) -> tuple[str, str, str]:
-    """Name, sign ("", "not" or a comparison) and right side."""
-    found = ATOM.fullmatch(atom.strip())
-    assert found is not None, atom
-    negated, name, sign, right = found.groups()
-    return name, "not" if negated else sign or "", right
+    """Name, sign ("", "not" or a comparison) and right side of a condition without "and"."""
+    match = ATOM.fullmatch(atom.strip())
+    assert match is not None, atom
+    negation, name, sign, right = match.groups()
+    return name, "not" if negation else sign or "", right
 
 
 def _all(parts: Iterable[bool | None]) -> bool | None:
-    found = list(parts)
-    return False if False in found else None if None in found else True
+    """Whether all are true; None if that is not known."""
+    values = list(parts)
+    if False in values:
+        return False
+    return None if None in values else True
 
 
 def _spell(atom: str, words: Words) -> str:
+    """A condition without "and" and "or" in words."""
     name, sign, right = _parse(atom)
-    known = words.get(name, name)
+    word = words.get(name, name)
     if sign in ("", "not"):
-        return f"{'no ' if sign else ''}{known}"
+        return f"{'no ' if sign else ''}{word}"
     values = _list(right.split("|"))
-    return f"{known}{sign}{values}" if sign in ("=", "!=") else f"{known} {sign} {values}"
+    return f"{word}{sign}{values}" if sign in ("=", "!=") else f"{word} {sign} {values}"
 
 
 def _list(values: Sequence[str]) -> str:
+    """ "a", "a or b", "a, b or c"."""
     return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
 
 
 def _now(subject: str, facts: Facts, words: Words) -> str:
-    """A fact with the value that it has."""
+    """The fact that a condition begins with, and its value: "x=c"."""
     name = _parse(subject)[0]
     if name in words:
         return _fill(words[name], facts)
@@ -211,9 +222,12 @@ def _now(subject: str, facts: Facts, words: Words) -> str:
 
 
 class _Known(dict[str, Any]):
+    """Values by name; the name itself for a fact that is not known."""
+
     def __missing__(self, name: str) -> str:
         return name
 
 
 def _fill(text: str, facts: Facts) -> str:
+    """A text with the values of its {facts}."""
     return text.format_map(_Known({name: text_of(value) for name, value in facts.items()}))

@@ -1,8 +1,8 @@
-"""Who takes part in a round: one object for each rule of selection, found by its name.
+"""Rules of selection, which say who takes part in a round: one object for each, found by its name.
 
 A new rule is one ``Selection`` in ``SELECTIONS``. The setting, the plan that counts each client's
-rounds, the server, the clients of a secure sum, which check whom the server names, and the audit
-ask it: none of them knows a name. Nothing here imports torch before a round is drawn.
+rounds, the server, the clients of a secure sum, which check the server's list, and the audit ask
+it: none of them knows a name. Nothing here imports torch before a round is drawn.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -21,25 +21,28 @@ IN_SECRET = "a server that adds the noise draws in secret: leave selection out"
 
 
 def draw_order(clients: int, *, round: int, seed: int, per_round: int = 1) -> Iterator[int]:
-    """All clients in the order of a round's public draw, the same for any ``per_round``: the first
-    ones are selected.
+    """All clients in the order of a round's public draw, whatever ``per_round`` is.
 
     The shuffle of Fisher and Yates, of which only positions that were swapped are kept. It is
-    ``torch.randperm`` of the same generator: its i-th 32-bit number, modulo the clients that are
-    left, says whom the i-th place gets. (From 2^32 / 20 clients on torch shuffles in another way.)
+    ``torch.randperm`` of the same generator: the i-th 32-bit number, modulo the clients that are
+    left, chooses the client of the i-th place. (From 2^32 / 20 clients on torch shuffles in another
+    way.)
     """
     import torch
 
     from fedlsg.randomness import public_generator
 
-    generator, moved, place = public_generator(seed, "clients", round), dict[int, int](), 0
+    generator = public_generator(seed, "clients", round)
+    moved: dict[int, int] = {}  # the client at a position that is not its own
+    place = 0
     while place < clients:
-        drawn = torch.empty(AT_ONCE, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-        for number in drawn.tolist():
-            for half in ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF):
+        words = torch.empty(AT_ONCE, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+        for word in words.tolist():
+            for number in ((word >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF):
                 if place == clients:
                     return
-                here, other = moved.pop(place, place), place + half % (clients - place)
+                here = moved.pop(place, place)
+                other = place + number % (clients - place)
                 if other == place:
                     yield here
                 else:
@@ -50,15 +53,15 @@ def draw_order(clients: int, *, round: int, seed: int, per_round: int = 1) -> It
 
 @lru_cache(maxsize=1)  # by its arguments alone: never stale
 def _turns(clients: int, seed: int) -> tuple[int, ...]:
+    """All clients in the order of one public draw for the run, round 0."""
     return tuple(draw_order(clients, round=0, seed=seed))
 
 
 def turn_order(clients: int, *, round: int, seed: int, per_round: int) -> Iterator[int]:
-    """All clients in one public order, from where the round before ended: nobody has two rounds
-    more than another.
+    """All clients in one public order, which continues after the last client of the round before.
 
-    Noise is planned for the client with most rounds, so every client gets less of it than under
-    ``draw_order``.
+    So no client has two rounds more than another one. Noise is planned for the client with most
+    rounds: every client needs less of it than under ``draw_order``.
     """
     turns, start = _turns(clients, seed), (round - 1) * per_round
     return (turns[(start + place) % clients] for place in range(clients))
@@ -66,15 +69,17 @@ def turn_order(clients: int, *, round: int, seed: int, per_round: int) -> Iterat
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """``name``: in the settings. ``order``: all clients, best first, from their number,
-    ``per_round``, round and seed.
+    """A rule of selection.
 
-    A public rule is known before the run: what a client is charged for follows from the rounds that
-    it has, and no amplification is claimed (``sample_rate``). The server may replace clients that
-    fail by the next ones in the order.
-    ``secret``: the server alone draws, each client on its own with the chance that is claimed, and
-    only noisy sums leave it: then that chance is the rate of a Poisson sample of clients, for the
-    accountant. All who are there can be drawn, and the order carries no information.
+    name: in the settings.
+    order: ``order(clients, per_round=, round=, seed=)`` gives all clients, best first.
+    secret: whether the server alone draws, each client independently with the probability
+        ``sample_rate``, and only noisy sums leave it. The accountant may then claim this rate of a
+        Poisson sample. Every client can be drawn, and the order carries no information.
+
+    A public rule is known before the run. A client is charged for the rounds that it has, and no
+    amplification is claimed. The server may replace clients that fail by the next ones in the
+    order.
     """
 
     name: str
@@ -90,28 +95,28 @@ class Selection:
         seed: int,
         available: Container[int] | None = None,
     ) -> list[int]:
-        """Partition ids that can take part in ``round``, ascending: those of a public rule do.
+        """The first ``per_round`` clients of a round's order, ascending.
 
-        ``available``: only these clients can be selected; all of them are if they are fewer than
-        ``per_round``. Without it every client can, and the draw is known before the run.
+        Under a secret rule they are those that can be drawn. ``available``: clients that can be
+        selected; None for all, and then the draw is known before the run.
         """
         if per_round >= clients and available is None:
             return list(range(clients))
         order = self.order(clients, per_round=per_round, round=round, seed=seed)
-        there = order if available is None else (client for client in order if client in available)
-        return sorted(islice(there, per_round))
+        if available is not None:
+            order = (client for client in order if client in available)
+        return sorted(islice(order, per_round))
 
     def sample_rate(self, clients: int, per_round: int) -> float:
-        """The chance of a client to be in a round that may be claimed, and that a secret rule draws
-        it with.
+        """The probability of a client to be in a round that the accountant may claim.
 
-        1.0 where it is known who is in it.
+        A secret rule draws each client with it; 1.0 for a public rule.
         """
         return per_round / clients if self.secret else 1.0
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What follows from who knows the draw."""
+        """The trust that the rule needs."""
         of = f"selection={self.name}"
         if self.secret:
             return (needs("trust=server and whole and private", ONLY_SERVER, of=of),)
@@ -129,7 +134,9 @@ SELECTIONS = {rule.name: rule for rule in (UNIFORM, TURNS, POISSON)}
 
 
 def selection_of(name: str | None, *, secret: bool) -> Selection:
-    """The rule of a run; without a name, that of its trust: ``secret`` where a server draws and
-    adds the noise.
+    """The rule of a run by its name; without one, POISSON if the draw is ``secret``, else
+    UNIFORM.
     """
-    return SELECTIONS[name] if name is not None else POISSON if secret else UNIFORM
+    if name is not None:
+        return SELECTIONS[name]
+    return POISSON if secret else UNIFORM

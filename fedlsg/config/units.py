@@ -1,9 +1,9 @@
-"""What an epsilon protects: one object for each unit of privacy, found by its name.
+"""Units of privacy, which say what an epsilon protects: one object for each, found by its name.
 
-A new unit is one ``Unit`` in ``UNITS``. The setting, the plan of the noise, the ledger's entries,
-who clips and adds noise, the audit, nodes and reports ask it: none of them knows a name. Any other
-word is the column that says whose a row is: its unit is a person (``unit_named``). Nothing here
-imports torch.
+A new unit is one ``Unit`` in ``UNITS``. The setting, the plan of the noise, the ledger, the client
+and server steps, the audit, nodes and reports ask it: none of them knows a name. Any other word is
+the column that says whose a row is: its unit is a person (``unit_named``). Nothing here imports
+torch.
 
 Symbols: q the Poisson rate of an example, C the clip norm, sigma noise over C, k examples of one
 client.
@@ -18,11 +18,11 @@ from typing import Any, Literal
 from fedlsg.config.rules import Rule, idle_unless, needs
 
 PersonGradient = Literal["mean", "sum"]
-"""What of the gradients of a person's rows is clipped."""
+"""Whether the mean or the sum of the gradients of a person's rows is clipped."""
 
 
-def of_whole(name: str) -> tuple[Rule, ...]:
-    """What every unit needs that is a whole client."""
+def rules_of_whole(name: str) -> tuple[Rule, ...]:
+    """Rules of every unit that is a whole client."""
     of = f"unit={name} and private"
     return (
         needs(
@@ -109,25 +109,25 @@ OF_PERSONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A unit, and in a run how it takes part.
+    """A unit of privacy: an example, several examples, a person or a whole client.
 
-    ``whole``: it is a client with all of its data. Updates are clipped whole, and noise is added to
-    them or, if ``at_server``, to their sum by a server that is trusted with updates without noise.
-    ``sample_rate``: the chance of each client to be in a round, independently of the others, by
-    draws that only the server knows; 1.0 otherwise. Otherwise examples are clipped, each client
-    adds noise in each step, and the unit is any ``examples`` of one client: a batch has one of them
-    or more with chance 1 - (1 - q)^k, and they move the sum by k C at most. The Gaussian mechanism
-    with that rate and distance dominates (Choquette-Choo et al. 2024, mixtures of Gaussians), so a
-    ledger is charged with this rate, and with sigma / k.
-
-    ``persons``: it is a person, whose rows are those with one value in the column of the unit's
-    name. A batch draws persons, and each one's gradient is clipped once (``training.persons``): N_k
-    and q are of persons, and nothing else differs from a unit of one example.
-
-    ``protects``: in words, after "epsilon of".
-    ``level``: what reports say in addition; "" for the usual unit.
-    ``meaning``: what an epsilon says.
-    ``needs``: rules of its own, each with ``of="unit=NAME"`` or more.
+    name: in settings and ledgers; of a person, the column whose values say whose a row is.
+    protects: what an epsilon protects, in words after "epsilon of".
+    meaning: what an epsilon means, in sentences.
+    level: a word that reports add; "" for the unit of one example.
+    needs: rules of its own, each with ``of="unit=NAME"`` or more.
+    whole: whether it is a client with all of its data. Updates are then clipped whole, and get
+        noise from their client.
+    persons: whether it is a person. A batch then draws persons, and each one's gradient is clipped
+        once (``training.persons``): N_k and q count persons, and all else is as for one example.
+    examples: k, of a unit that is any k examples of one client. A batch has one of them or more
+        with probability 1 - (1 - q)^k, and they move the sum by k C at most. The Gaussian mechanism
+        with that rate and distance dominates (Choquette-Choo et al. 2024, mixtures of Gaussians),
+        so a ledger is charged with this rate, and with sigma / k.
+    at_server: whether noise is added to the sum of whole updates, by a server that is trusted with
+        updates without noise.
+    sample_rate: the probability of each client to be in a round, independently of the others, by
+        draws that only the server knows; 1.0 otherwise.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Unit:
 
     @property
     def single(self) -> bool:
-        """Whether it is one example, which shuffled batches and most attacks are made for."""
+        """Whether it is one example: shuffled batches and most attacks need that."""
         return not self.whole and not self.persons and self.examples == 1
 
     @property
@@ -165,26 +165,21 @@ class Unit:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What it needs, and what whole clients and several examples do."""
+        """The rules of the unit, with those of all whole clients or of several examples."""
         if self.whole:
-            return (*of_whole(self.name), *self.needs)
+            return (*rules_of_whole(self.name), *self.needs)
         if self.examples == 1:
             return self.needs
         of, why = f"unit={self.name}", "it is proved for single examples: take unit=example"
-        return (
-            *self.needs,
-            *(
-                needs(n, why, of=of)
-                for n in ("trust!=secure", "sampling=poisson", "not prunes_by_data")
-            ),
-        )
+        conditions = ("trust!=secure", "sampling=poisson", "not prunes_by_data")
+        return (*self.needs, *(needs(condition, why, of=of) for condition in conditions))
 
     def steps(self, local_steps: int) -> int:
         """Releases of a client in a round."""
         return 1 if self.whole else local_steps
 
     def rate(self, sample_rate: float) -> float:
-        """The chance of a unit to be in a release; ``sample_rate``: q. Rounded up."""
+        """The probability that a unit is in a release, rounded up; ``sample_rate``: q."""
         if self.whole:
             return self.sample_rate
         if self.examples == 1 or sample_rate == 1:
@@ -192,7 +187,10 @@ class Unit:
         return min(1.0, -math.expm1(self.examples * math.log1p(-sample_rate)) * (1 + 1e-12))
 
     def population(self, sizes: Sequence[int]) -> int:
-        """Units among which one must not be published: delta is below one over their number."""
+        """The number of clients for whole units, else N_k of the largest client; ``sizes``: N_k.
+
+        Delta must be below one over it: a larger one would allow to publish a unit.
+        """
         return len(sizes) if self.whole else max(sizes)
 
 
@@ -220,10 +218,10 @@ UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
 
 
 LONGEST_NAME = 100
-"""Characters of a column's name, which ledgers keep."""
+"""Most characters of a column's name, which ledgers keep."""
 
 
-@cache  # frozen
+@cache  # a unit is frozen
 def unit_named(name: str) -> Unit:
     """The unit of a name: one of ``UNITS``, or the person whose rows have one value in this column.
 
@@ -249,7 +247,8 @@ def unit_named(name: str) -> Unit:
 
 
 def unit_in(values: Mapping[str, Any]) -> Unit:
-    """The unit of settings, or of a summary, which leave out the usual one. Raises ValueError as
-    ``unit_named``.
+    """The unit of settings, or of a summary: an example if they name none.
+
+    Raises ValueError as ``unit_named``.
     """
     return unit_named(str(values.get("unit") or EXAMPLE.name))

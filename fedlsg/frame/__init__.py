@@ -1,11 +1,10 @@
-"""The frame of a round: which coordinates of the model a step differentiates, and which of them are
-kept.
+"""The frame of a round: the coordinates in which a step differentiates, and which a mask keeps.
 
-Symbols: L (m, r), R (r, n) carriers of a weight W (m, n). A trainable parameter is *carried*, in a
-form (``frame.forms``: two blocks dL and dR, or one block S, say), or it is *dense* (one block, the
-parameter itself). Blocks lie one after the other in one flat vector of ``frame.size`` coordinates;
-the mask keeps some of them. Everything here is public: a function of the weights, the round and the
-public seed (``frame.public``: what carriers and masks are made from).
+Symbols: L (m, r), R (r, n) carriers of a weight W (m, n). A trainable parameter is *carried* in a
+form (``frame.forms``), for example as two blocks dL and dR, or it is *dense*: one block, the
+parameter itself. All blocks make one flat vector of ``frame.size`` coordinates; the mask keeps some
+of them. Everything here is public: a function of the weights, the round and the public seed
+(``frame.public``).
 """
 
 import hashlib
@@ -28,18 +27,19 @@ from fedlsg.tensors import to_device
 Values = Float[Tensor, " kept"]
 
 Group = Literal["carriers", "norms", "classifier"]
-"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole
-head.
-``norms``: other biases and norm scales. ``carriers``: every other weight, carried or dense."""
+"""Groups of parameters, each with its own learning rate and weight in the clip. ``classifier``: the
+whole head. ``norms``: other biases and norm scales. ``carriers``: every other weight, carried or
+dense.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Keep:
-    """Kept coordinates of one block: whole slices along ``axis``, or flat positions where ``axis``
-    is None.
+    """Kept coordinates of one block.
 
-    ``index`` is sorted int64 without repeats, on the CPU: a pass copies those of all blocks to its
-    device at once. ``Keep(axis=None, index=None)`` keeps everything.
+    axis: ``index`` counts slices along this axis; None: it counts flat positions.
+    index: sorted int64 without repeats, on the CPU (a pass copies those of all blocks to its device
+        at once); None keeps everything.
     """
 
     axis: int | None = None
@@ -69,11 +69,12 @@ EVERYTHING = Keep()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coordinates:
-    """One trainable parameter: its name and shape, and its carriers (both None where it stays
-    dense).
+    """One trainable parameter, and the carriers in which it is differentiated.
 
-    Only in the form ``core`` may R have another number of rows than L has columns; there and in the
-    form ``preconditioned`` neither need be orthonormal.
+    name, shape: of the parameter.
+    L, R: its carriers; both None for a dense parameter. ``Form.sizes`` has their sizes, and
+        ``Form.orthonormal`` says whether they are orthonormal.
+    form: what is sent of a carried parameter.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Coordinates:
 
     @property
     def carried(self) -> bool:
-        """Whether the parameter travels in its carriers."""
+        """Whether the parameter has carriers."""
         return self.L is not None
 
     @property
@@ -95,11 +96,14 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A run of flat coordinates: dL (m, r), dR (r, n), S (r, s) or a dense parameter, with what the
-    mask keeps of it.
+    """A block of flat coordinates: dL (m, r), dR (r, n), S (r, s), a rest, or a dense parameter.
 
-    ``weight`` multiplies its gradient before the joint clip and divides what comes back: a block of
-    weight 2 counts twice in the norm and gets half the noise.
+    parameter: its name.
+    part: which block of the parameter it is.
+    shape: of the block.
+    keep: the coordinates that the mask keeps.
+    weight: multiplies the gradient before the joint clip, and divides the noisy sum: a block of
+        weight 2 counts twice in the norm and gets half the noise.
     """
 
     parameter: str
@@ -121,15 +125,17 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """All trainable parameters in model order, and the blocks that they make (dL before dR).
+    """All trainable parameters in model order, and their blocks.
 
-    ``sent`` is the frame of what is sent, if that differs from what a step differentiates
-    (PowerSGD).
-    ``personal``: parameters that are clipped and get noise like all others, and are not sent
+    coordinates: the parameters.
+    blocks: their blocks, in the order of ``make_blocks``.
+    sent: the frame of what is sent, if that differs from what a step differentiates (PowerSGD);
+        else None.
+    personal: names of parameters that are clipped and get noise like all others, and are not sent
         (``carriers.personal``).
-    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip
-        (``privacy.clip_norms``).
-    ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
+    part_norm: bound on an example's embeddings, and on its rests, before the joint clip
+        (``privacy.clip_norms``); None without embeddings.
+    one_shape: whether every microbatch has one public number of rows (``carriers.base``).
     """
 
     coordinates: tuple[Coordinates, ...]
@@ -142,8 +148,9 @@ class Frame:
 
     @cached_property
     def embedded(self) -> "Frame | None":
-        """The dense frame of the gradients that are embedded before the clip
-        (``gradients.hooked_pass.blocks``), or None.
+        """The dense frame of gradients that are embedded before the clip; None without embeddings.
+
+        ``gradients.hooked_pass.blocks`` embeds them.
         """
         if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None
@@ -152,9 +159,7 @@ class Frame:
 
     @cached_property
     def layout(self) -> tuple[tuple[object, ...], ...]:
-        """The coordinates and blocks without the values of carriers: names, shapes, forms. Equal
-        where these are.
-        """
+        """Names, shapes and forms of coordinates and blocks, without the values of carriers."""
         where = [
             (
                 c.name,
@@ -195,15 +200,16 @@ class Frame:
 
     @cached_property
     def indices(self) -> Int[Tensor, " kept"]:
-        """Kept positions in the flat vector, ascending, on the CPU; not to be written to: frames
-        that keep everything share them.
+        """Kept positions in the flat vector, ascending, on the CPU.
+
+        Nobody may write to them: frames that keep everything share them.
         """
         if self.kept == self.size:
             return _all_positions(self.size)
         indices = torch.empty(self.kept, dtype=torch.int64)
         starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
         parts = indices.split([block.kept for block in self.blocks])
-        for block, start, part in zip(self.blocks, starts, parts, strict=False):
+        for block, start, part in zip(self.blocks, starts, parts, strict=False):  # starts ends last
             torch.add(block.keep.positions(block.shape), start, out=part)
         return indices
 
@@ -217,9 +223,7 @@ class Frame:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over block shapes, kept positions and the bits of (L, R): equal frames, equal
-        digests.
-        """
+        """SHA-256 over block shapes, kept positions and the bits of (L, R), to compare frames."""
         sha = hashlib.sha256()
         for block in self.blocks:
             weight = "" if block.weight == 1 else f"{block.weight!r}|"
@@ -232,12 +236,10 @@ class Frame:
             sha.update(torch.cat(carriers).cpu().numpy().data)  # one transfer
         if self.sent is not None:
             sha.update(self.sent.digest)
-        if self.personal or self.part_norm is not None:
-            sha.update(
-                repr(
-                    self.personal if self.part_norm is None else (self.personal, self.part_norm)
-                ).encode()
-            )
+        if self.part_norm is not None:
+            sha.update(repr((self.personal, self.part_norm)).encode())
+        elif self.personal:
+            sha.update(repr(self.personal).encode())
         return sha.digest()
 
     @property
@@ -246,19 +248,19 @@ class Frame:
         return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
 
     def gradients(self, values: Values, *, averaged: bool = False) -> dict[str, Tensor]:
-        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3, L S R or S
-        where carried.
+        """Weight-shaped gradients by name from kept values, lifted by the form of each parameter.
 
-        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core
-        (``average_core``).
+        Linear in ``values``; frozen coordinates are 0. ``averaged`` first averages the two copies
+        of the r x r core (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
         """
-        return {
-            c.name: sent[0]
-            if c.L is None or c.R is None
-            else c.form.lift(sent, c.L, c.R).reshape(c.shape)
-            for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged)
-        }
+        gradients = {}
+        for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged):
+            if c.L is None or c.R is None:
+                gradients[c.name] = sent[0]
+            else:
+                gradients[c.name] = c.form.lift(sent, c.L, c.R).reshape(c.shape)
+        return gradients
 
     @torch.no_grad()
     def add_to(
@@ -269,59 +271,58 @@ class Frame:
         *,
         averaged: bool = False,
     ) -> None:
-        """Add scale times ``gradients(values)`` to every parameter, without forming it where its
-        form knows how.
+        """Add ``scales`` times ``gradients(values)`` to every parameter in place.
+
+        Gradients of carried weights need not be formed (``Form.add``), and dense parameters of one
+        scale are added together.
         """
-        whole: dict[float, list[tuple[Tensor, Tensor]]] = {}
+        dense: dict[float, list[tuple[Tensor, Tensor]]] = {}
         for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged):
             W, scale = parameters[c.name], scales[c.name]
             if c.L is None or c.R is None:
-                whole.setdefault(scale, []).append((W, sent[0]))
+                dense.setdefault(scale, []).append((W, sent[0]))
             else:
                 c.form.add(W, sent, c.L, c.R, scale)
-        for scale, pairs in whole.items():
+        for scale, pairs in dense.items():
             torch._foreach_add_([W for W, _ in pairs], [G for _, G in pairs], alpha=scale)
 
     def project(self, gradients: Mapping[str, Tensor]) -> Values:
-        """Kept values of weight-shaped gradients: what a step would send of them. Linear.
+        """Kept values that a step would send of weight-shaped gradients. Linear.
 
-        ``gradients``: one in the shape of every parameter of the frame.
+        ``gradients``: one in the shape of every parameter of the frame, by name.
         """
-        sent_parts = {
-            (c.name, part): sent
-            for c in self.coordinates
-            for part, sent in zip(c.parts, _sent(c, gradients[c.name]), strict=True)
-        }
-        flat = torch.cat(
-            [sent_parts[b.parameter, b.part].flatten() * b.weight for b in self.blocks]
-        )
+        sent: dict[tuple[str, Part], Tensor] = {}
+        for c in self.coordinates:
+            tensors: tuple[Tensor, ...] = (gradients[c.name],)
+            if c.L is not None and c.R is not None:
+                tensors = c.form.project(flatten_kernel(gradients[c.name]), c.L, c.R)
+            sent.update(zip([(c.name, part) for part in c.parts], tensors, strict=True))
+        flat = torch.cat([sent[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
         return flat if self.kept == self.size else flat[self.indices_on(flat.device)]
 
     def by_parameter(
         self, tensors: Sequence[Tensor], *, averaged: bool = False
     ) -> Iterator[tuple[Coordinates, Sequence[Tensor]]]:
-        """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for
-        each block.
+        """Every parameter with the tensors of its blocks, in the order of its parts.
+
+        ``tensors``: one for each block. ``averaged``: as in ``gradients``.
         """
         of_block = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
         for c in self.coordinates:
-            sent = [of_block[c.name, part] for part in c.parts]
-            yield (
-                c,
-                c.form.average(sent, c.L, c.R)
-                if averaged and c.L is not None and c.R is not None
-                else sent,
-            )
+            sent: Sequence[Tensor] = [of_block[c.name, part] for part in c.parts]
+            if averaged and c.L is not None and c.R is not None:
+                sent = c.form.average(sent, c.L, c.R)
+            yield c, sent
 
     def unflatten(self, values: Values) -> list[Tensor]:
-        """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
+        """Kept values as full blocks, zero where frozen, divided by the blocks' weights."""
         pieces = self.split(values)
         return [
             p if b.weight == 1 else p / b.weight for p, b in zip(pieces, self.blocks, strict=True)
         ]
 
     def split(self, values: Values) -> list[Tensor]:
-        """Kept values as full blocks, zero where frozen, as they were clipped."""
+        """Kept values as full blocks, zero where frozen, still with the blocks' weights."""
         if values.shape != (self.kept,):
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
         full = values
@@ -339,25 +340,21 @@ _POSITIONS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def _all_positions(size: int) -> Int[Tensor, " size"]:
-    """0 to size - 1, twice as long in memory as float32 values: once a process, while in use."""
+    """0 to size - 1, one tensor in a process while it is in use: it is twice as long as values."""
     positions = _POSITIONS.get(size)
-    if positions is None or positions._version:
+    if positions is None or positions._version:  # somebody wrote to it
         positions = _POSITIONS[size] = torch.arange(size)
     return positions
 
 
-def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:
-    return (G,) if c.L is None or c.R is None else c.form.project(flatten_kernel(G), c.L, c.R)
-
-
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
-    """Unmasked blocks of the parameters, in order; rests after all others."""
+    """Unmasked blocks in the order of parameters and parts, with the rests after all others."""
     blocks = (
         Block(parameter=c.name, part=part, shape=shape_of(c, part))
         for c in coordinates
         for part in c.parts
     )
-    return tuple(sorted(blocks, key=lambda block: block.part == "rest"))
+    return tuple(sorted(blocks, key=lambda block: block.part == "rest"))  # stable
 
 
 def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:

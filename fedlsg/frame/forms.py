@@ -1,18 +1,19 @@
-"""What a carried weight sends, and how the server lifts it to a gradient of the weight: one class
-for each form.
+"""Forms: what is sent of a carried weight, and how the server lifts it to a gradient; one class for
+each.
 
 Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers.
-    tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s,
-                      orthonormal
-    left              dL = dW R^T                 dL R (the published code of Yu et al. 2021 for
-                      images)
+
+    name              sent                        lifted to
+    tangent           dL = dW R^T, dR = L^T dW    dL R + L dR - L L^T dL R (Eq. 3)
+    left              dL = dW R^T                 dL R
     core              S = L^T dW R^T              L S R
-    preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it
-                      is
-    embedding         w = L^T dW, dW - L w        L w + rest, where W is one column (m, 1) and R is
-                      (1, 1)
-    embedding-only    w                           L w
-A form's ``parts`` are the blocks that a carried weight makes of a step, in order.
+    preconditioned    S = L^T dW R^T              S
+    embedding         w = L^T dW, rest = dW - L w L w + rest
+    embedding-only    w = L^T dW                  L w
+
+In ``tangent`` and ``left`` (the published code of Yu et al. 2021 for images) r = s, and L, R are
+orthonormal. In ``preconditioned`` L and R are square. In the embeddings W is flattened to one
+column (m, 1), and R is (1, 1).
 """
 
 import math
@@ -35,7 +36,7 @@ from fedlsg.lowrank import (
 )
 
 Sent = Sequence[Tensor]
-"""The blocks that are sent of a weight."""
+"""The blocks that are sent of a weight, in the order of ``Form.parts``."""
 
 Dims = tuple[int, ...]
 Matrix = Float[Tensor, "m n"]
@@ -45,9 +46,7 @@ FormName = Literal["tangent", "left", "core", "preconditioned", "embedding", "em
 
 
 class Sizes(NamedTuple):
-    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s,
-    n).
-    """
+    """Sizes of a carried weight (m, n), and of its carriers L (m, r) and R (s, n)."""
 
     m: int
     r: int
@@ -56,9 +55,12 @@ class Sizes(NamedTuple):
 
 
 class Form(ABC):
-    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one column.
+    """A form.
 
-    ``orthonormal``: whether columns of L and rows of R have to be orthonormal.
+    name: in settings.
+    parts: the blocks that a carried weight makes of a step, in order.
+    embeds: whether every parameter is embedded, as one column.
+    orthonormal: whether columns of L and rows of R must be orthonormal.
     """
 
     name: FormName
@@ -78,11 +80,11 @@ class Form(ABC):
         return sizes.r * sizes.s
 
     def pays(self, sizes: Sizes, share: float) -> bool:
-        """Whether a weight sends clearly fewer values than it has: less than ``share`` of them."""
+        """Whether a weight sends less than ``share`` of the values that it has."""
         return self.values(sizes) < share * sizes.m * sizes.n
 
     def energies(self, sizes: Sizes, W: Tensor) -> tuple[int, int]:
-        """Numbers of rows and columns of what is sent, for which a probe predicts energies."""
+        """Numbers of rows and of columns for which a probe predicts energies of what is sent."""
         return sizes.r, sizes.s
 
     def shape(self, part: Part, shape: Dims, L: Tensor, R: Tensor) -> Dims:
@@ -98,13 +100,13 @@ class Form(ABC):
         """The gradient of the weight that the blocks imply. Linear in ``sent``."""
 
     def average(self, sent: Sent, L: Tensor, R: Tensor) -> Sent:
-        """The blocks after the two copies of the r x r core, where there are two, are averaged
-        (``average_core``).
+        """The blocks with the two copies of the r x r core averaged (``average_core``), if there
+        are two.
         """
         return sent
 
     def add(self, W: Tensor, sent: Sent, L: Tensor, R: Tensor, scale: float) -> None:
-        """W += scale * lift, in W's own memory where that is possible."""
+        """W += scale * lift, in place; forms may do it without a tensor of W's size."""
         W.add_(self.lift(sent, L, R).reshape(W.shape), alpha=scale)
 
 
@@ -128,8 +130,8 @@ class Tangent(Form):
         return sizes.m, W.shape[1]
 
     def shape(self, part: Part, shape: Dims, L: Tensor, R: Tensor) -> Dims:
-        """That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts
-        in units.
+        """(m, r) of dL; (r, n) of dR, or (r, c, kh * kw) for a convolution: axis 1 counts in
+        units.
         """
         if part == "L":
             return tuple(L.shape)
@@ -247,8 +249,10 @@ FORMS: dict[str, Form] = {
 
 
 def find_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence[str]) -> Form:
-    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not
-    have, or lacks.
+    """The form of a name, of those in ``known``.
+
+    Raises ValueError for another name, for a rank of 0 in a form that has one, and for ``out_rank``
+    in any form but core.
     """
     chosen = FORMS.get(form) if isinstance(form, str) else form
     if chosen is None or chosen.name not in known:

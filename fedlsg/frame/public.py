@@ -1,7 +1,7 @@
-"""What carriers and masks are made from: public values, and nothing else.
+"""Public: the public values from which carriers and masks are made.
 
-A function of a ``Public`` costs no privacy: no field holds a gradient, a batch, or anything else
-that was computed from a client's data, except by way of released updates.
+A function of a ``Public`` costs no privacy. No field holds a gradient, a batch, or anything else
+that was computed from a client's data; weights depend on data through released updates alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,11 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTime:
-    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``.
-    A round is ``per_round`` epochs. All public.
+    """The time of a mask; all public.
+
+    round, rounds: the round, from 1, and the number of rounds.
+    epoch, epochs: the epoch, from 0, and the number of epochs.
+    per_round: epochs in a round.
     """
 
     round: int = 1
@@ -36,22 +39,23 @@ class RoundTime:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
-    """What a function that makes carriers or masks sees, and all of it; the same on the server and
-    on every client.
+    """The only argument of functions that make carriers or masks; equal on server and clients.
 
-    ``weights``: W_t of every trainable parameter by name, in model order.
-    ``initial``: W_0 of the same (of those that the method needs, for the built-in kinds). Change
-        neither: take a copy.
-    ``carried``: the sizes of each weight that is carried.
-    ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has
-        them.
-    ``pairs``: the (L, R) that a probe made at its last refresh.
-    ``energies``: what it predicts for the rows and the columns of each carried weight
+    weights: W_t of every trainable parameter by name, in model order. Do not change it: take a
+        copy.
+    initial: W_0 of the same parameters; for the built-in kinds only of those that the method needs.
+        Do not change it.
+    carried: the sizes of each weight that is carried.
+    coordinates: the parameters with their L and R of this round, for masks; empty while carriers
+        are made.
+    pairs: the (L, R) that a probe made at its last refresh.
+    energies: the energies that a probe predicts for the rows and the columns of each carried weight
         (``probe.Pair``).
-    ``time``: the round.
-    ``updates``: server updates so far.
-    ``seed``: the public seed.
-    ``pruned``: weights that pruning set to 0 are frozen as well, and shares count what is left.
+    time: the round.
+    updates: server updates so far.
+    seed: the public seed.
+    pruned: whether weights that pruning set to 0 are frozen as well; shares then count the others.
+    make_model: builds the model of ``model()``; None without one.
     """
 
     weights: Mapping[str, Tensor]
@@ -71,8 +75,8 @@ class Public:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def generator(self, *labels: str | int) -> torch.Generator:
-        """The public CPU generator of one draw: equal labels, equal numbers, on every machine and
-        in every round.
+        """The public CPU generator of one draw: equal labels give equal numbers, on every machine
+        and in every round.
         """
         return public_generator(self.seed, *labels)
 
@@ -80,9 +84,8 @@ class Public:
         """A copy of the model at W_t in evaluation mode, to probe with synthetic inputs; it may be
         changed.
 
-        It is a copy of the model as it was built, so that no buffer or attribute holds what a batch
-        left there.
-        Raises ValueError where the record was made without a model.
+        It is built anew, so that no buffer or attribute holds values of a batch.
+        Raises ValueError if these values were made without a model.
         """
         if self.make_model is None:
             raise ValueError("this record has no model: make it by PublicState.frame")
@@ -98,28 +101,26 @@ MakeCarriers = Callable[[Public], Mapping[str, tuple[Tensor, Tensor]]]
 
 
 def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made:
-    """The result of a user's function of ``arguments`` and ``public``.
+    """The result of a user's function, called with ``arguments`` and ``public``.
 
-    Raises ValueError, naming the function, and its line where it failed; and if it changed a weight
-    in place: the model would go on with that.
+    Raises ValueError, naming the function and its line, if it fails, or if it changed a weight in
+    place: the model would continue with that.
     """
     before = _versions(public)
     try:
         with torch.enable_grad():
             made = function(*arguments, public)
     except Exception as error:
-        file = getattr(_inside(function), "__code__", None)
-        steps = [
-            step
-            for step in extract_tb(error.__traceback__)
-            if file and step.filename == file.co_filename
-        ]
-        line = f" in line {steps[-1].lineno}" if steps else ""
+        code = getattr(_inside(function), "__code__", None)
+        file = getattr(code, "co_filename", None)
+        lines = [step.lineno for step in extract_tb(error.__traceback__) if step.filename == file]
+        line = f" in line {lines[-1]}" if lines else ""
         raise ValueError(
             f"{name_of(function)} failed{line}: {type(error).__name__}: {error}"
         ) from error
     after = _versions(public)
-    if changed := [name for name in before if before[name] != after[name]]:
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
         raise ValueError(
             f"{name_of(function)} changed {', '.join(changed)} in place: let it work on a copy "
             "(W.clone())"
@@ -128,7 +129,7 @@ def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made
 
 
 def _versions(public: Public) -> dict[str, tuple[int, ...]]:
-    """How often each weight, now and at the start, was changed in place."""
+    """How often each weight, of W_t and W_0, was changed in place."""
     pairs = {
         name: (public.weights.get(name), public.initial.get(name))
         for name in {**public.initial, **public.weights}
@@ -137,14 +138,13 @@ def _versions(public: Public) -> dict[str, tuple[int, ...]]:
 
 
 def _inside(function: Callable[..., object]) -> Callable[..., object]:
+    """The function inside of any ``functools.partial``."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """A function's name for an error message; that of the function inside for a
-    ``functools.partial``.
-    """
+    """A function's name for an error message, without any ``functools.partial``."""
     inside = _inside(function)
     return f"{inside.__module__}.{getattr(inside, '__qualname__', type(inside).__qualname__)}"

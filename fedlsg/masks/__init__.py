@@ -1,14 +1,18 @@
-"""Which coordinates a round keeps: importance of units, weights or gradients, random draws, pruning
-before training.
+"""Masks: which coordinates a round keeps, and which weights are pruned before training.
+
+mask       what every mask is, with its settings
+kinds      the kinds of masks, one class each
+freezing   importance of units, smallest values, random draws
+ranking    freezing by the noisy gradients of the last epoch
+pruning    pruning before training, random or with private saliencies
+synflow    pruning without data
 """
 
 from fedlsg.masks.freezing import (
     Direction,
-    Memory,
     frozen_count,
     keep_units,
     keep_units_of_each,
-    noisy_everywhere,
     smallest,
     uniform,
     unit_importance,
@@ -25,6 +29,7 @@ from fedlsg.masks.pruning import (
     saliency_frame,
     saliency_scale,
 )
+from fedlsg.masks.ranking import Memory, noisy_everywhere
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [

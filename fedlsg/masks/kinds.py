@@ -1,6 +1,4 @@
-"""The kinds of masks, one class each (``Mask`` explains them), and what a mask by a user's function
-keeps.
-"""
+"""The kinds of masks, one class each; ``Mask`` explains them."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -31,7 +29,7 @@ class Units(Mask, kind="units"):
     units: ClassVar[bool] = True
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """Dense blocks whole."""
+        """The blocks, of which dL keeps rows and dR keeps columns; dense ones stay whole."""
         axes = {b: 0 if b.part == "L" else 1 for b in blocks if b.part != "dense"}
         masked = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
         if self.importance == "random":
@@ -41,7 +39,7 @@ class Units(Mask, kind="units"):
                 for b, axis in masked
             ]
         else:
-            # one look at W for both of its blocks
+            # computed once for both blocks of a weight
             importance = cache(partial(self._importance, public))
             index = keep_units_of_each(
                 [importance(b.parameter)[axis] for b, axis in masked], rate, self.direction
@@ -50,6 +48,7 @@ class Units(Mask, kind="units"):
         return tuple(replace(b, keep=keeps[b]) if b in keeps else b for b in blocks)
 
     def _importance(self, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
+        """Importance of out units and of in units, by the setting."""
         if self.importance == "energy":
             return public.energies[parameter]
         if self.importance == "carriers":
@@ -63,7 +62,7 @@ class Units(Mask, kind="units"):
 
     @property
     def choice(self) -> str:
-        """Which units, and by what if not by the weight."""
+        """The units that it keeps, and their importance if it is not that of the weight."""
         if self.importance in ("weights", "random"):
             return "random" if self.importance == "random" else self.direction
         return f"{self.direction} by {self.importance}"
@@ -75,7 +74,7 @@ class Energy(Mask, kind="energy"):
     predicted = True
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """Other blocks whole."""
+        """The blocks, of which cores keep the entries of largest energy; others stay whole."""
         return tuple(replace(block, keep=_energy_keep(block, rate, public)) for block in blocks)
 
 
@@ -83,11 +82,11 @@ class Uniform(Mask, kind="uniform"):
     """Random over all coordinates of the step."""
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """One draw for all blocks."""
-        when = ("round", public.time.round) if self.redraw == "step" else self.draw(public.time)[:1]
-        kept = uniform(
-            sum(block.size for block in blocks), rate, generator=public.generator("mask", *when)
-        )
+        """The blocks with one draw for all of their coordinates."""
+        number, _ = self.draw(public.time)
+        label = ("round", public.time.round) if self.redraw == "step" else (number,)
+        size = sum(block.size for block in blocks)
+        kept = uniform(size, rate, generator=public.generator("mask", *label))
         return split_kept(blocks, kept)
 
 
@@ -100,15 +99,16 @@ class Own(Mask, kind="own"):
             raise ValueError(
                 "a mask of kind 'own' needs choose=function, and no other kind takes one"
             )
-        given = [f.name for f in fields(self)[1:-1] if getattr(self, f.name) != f.default]
-        if given:
+        settings = [f for f in fields(self) if f.name not in ("kind", "choose")]
+        changed = [f.name for f in settings if getattr(self, f.name) != f.default]
+        if changed:
             raise ValueError(
-                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by "
-                "functools.partial)"
+                f"a mask of kind 'own' takes no {', '.join(changed)}: its function decides (bind "
+                "by functools.partial)"
             )
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """What the function keeps of each block."""
+        """The blocks with the coordinates that the function chooses."""
         assert self.choose is not None
         return tuple(
             replace(block, keep=keep_chosen(block, self.choose, public)) for block in blocks
@@ -129,7 +129,7 @@ class Whole(Mask, kind="all"):
             )
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """All of a block, or what pruning left of it."""
+        """The blocks as they are, or without pruned weights."""
         if not public.pruned:
             return blocks
         return tuple(
@@ -146,9 +146,10 @@ class Magnitude(Mask, kind="magnitude"):
     entries: ClassVar[bool] = True
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """Biases and norms whole; with ``convolutions_alone`` all but kernels of convolutions.
+        """The blocks without their smallest entries; biases and norms stay whole.
 
-        Raises ValueError where nothing would be frozen, because there is none.
+        With ``convolutions_alone`` all but kernels of convolutions stay whole. Raises ValueError
+        then if the model has no convolution.
         """
         if self.convolutions_alone and rate and all(len(block.shape) != 4 for block in blocks):
             raise ValueError(
@@ -175,12 +176,12 @@ class Drop(Mask, kind="drop"):
     prunes: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Raise ValueError where nothing says which gradients are dropped."""
+        """Raise ValueError for drop="none"."""
         if self.drop == "none":
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """Biases and norms whole."""
+        """The blocks without the dropped entries; biases and norms stay whole."""
         choose = draws if self.drop == "random" else magnitudes
         return tuple(
             replace(block, keep=entries_kept(self, block, rate, public, choose)) for block in blocks
@@ -188,6 +189,7 @@ class Drop(Mask, kind="drop"):
 
 
 def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
+    """The entries of a core with the largest energy; all of another block."""
     frozen = min(frozen_count(block.size, rate), block.size - 1)
     if block.part != "core" or not frozen:
         return EVERYTHING
@@ -197,28 +199,28 @@ def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
 
 
 def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
-    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums
-    of abs(R).
+    """Importance of out and in units by the carriers: row sums of abs(L), column sums of abs(R).
 
-    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification
-    based on low-rank matrices".)
+    The sum of an in channel of a convolution is over its taps, too. (Ito et al. 2023, sec. 4.4:
+    "Sparsification based on low-rank matrices".)
     """
     assert c.L is not None
     assert c.R is not None
-    units = c.shape[1]
-    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum(
-        (0, 2)
-    )
+    R = c.R.detach().abs().reshape(c.R.shape[0], c.shape[1], -1)
+    return c.L.detach().abs().sum(1), R.sum((0, 2))
 
 
 Chosen = Callable[[Tensor, int, float, str, Public], Tensor]
-"""Ascending places of kept entries, from values, number and share of frozen ones, a parameter, and
-public values.
+"""``choose(values, frozen, rate, parameter, public)`` gives ascending places of kept values. It
+freezes ``frozen`` of them, the share ``rate``.
 """
 
 
 def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: Chosen) -> Keep:
-    """What is kept of the entries of a weight tensor that pruning left; other blocks whole."""
+    """The kept entries of a weight tensor: a choice among those that are not pruned.
+
+    Other blocks stay whole. Raises ValueError if W_0 is needed and absent.
+    """
     if block.part != "dense" or len(block.shape) < 2:
         return EVERYTHING
     W, W_0 = public.weights[block.parameter].detach(), public.initial.get(block.parameter)
@@ -226,34 +228,34 @@ def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: 
         raise ValueError(
             f"the initial value of {block.parameter} is needed to say which of its entries are kept"
         )
-    left = (
-        not_pruned(W, W_0).flatten().nonzero().squeeze(1)
-        if public.pruned and W_0 is not None
-        else None
-    )
     source = W_0.to(W) if mask.from_start and W_0 is not None else W
-    values = source.abs().flatten() if left is None else source.abs().flatten()[left]
+    values = source.abs().flatten()
+    trained: Tensor | None = None  # places of the entries that are not pruned; None for all
+    if public.pruned and W_0 is not None:
+        trained = not_pruned(W, W_0).flatten().nonzero().squeeze(1)
+        values = values[trained]
     frozen = max(0, min(frozen_count(len(values), rate), len(values) - 1))
     if frozen == 0:
-        return EVERYTHING if left is None or len(values) == W.numel() else Keep(index=left.cpu())
+        if trained is None or len(values) == W.numel():
+            return EVERYTHING
+        return Keep(index=trained.cpu())
     chosen = choose(values, frozen, rate, block.parameter, public)
-    return Keep(index=(chosen if left is None else left[chosen]).cpu())
+    return Keep(index=(chosen if trained is None else trained[chosen]).cpu())
 
 
 def magnitudes(values: Tensor, frozen: int, rate: float, parameter: str, public: Public) -> Tensor:
-    """All but the smallest."""
+    """Places of all but the smallest values: a ``Chosen``."""
     return (~smallest(values, frozen)).nonzero().squeeze(1)
 
 
 def draws(values: Tensor, frozen: int, rate: float, parameter: str, public: Public) -> Tensor:
-    """Random ones of the round."""
+    """Random places, new in each round: a ``Chosen``."""
     generator = public.generator("drop", public.time.round, parameter)
     return uniform(len(values), rate, generator=generator).to(values.device)
 
 
 def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tensor:
-    """True where a weight is trained: all but those that pruning set from a value other than 0 to
-    exactly 0.
+    """True at weights that are not pruned: W is not 0, or W_0 is.
 
     Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as
     pruned from then on.
@@ -262,7 +264,7 @@ def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tens
 
 
 def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
-    """What is kept of a block.
+    """The coordinates of a block that a user's function keeps.
 
     Raises ValueError, naming function and block, unless the choice is boolean, has the block's
     shape, and keeps something.

@@ -1,4 +1,4 @@
-"""Which coordinates are kept: the rules of the papers, as public data.
+"""Mask: which coordinates a step keeps, as public data, with its settings.
 
 Symbols (Ito et al. 2023, Eq. 4-7; Zhu and Blaschko 2023, Alg. 1; Adamczewski et al. 2023, Alg. 3):
     O (m,) importance of the out units of W     p sparsity, the share that is frozen
@@ -103,11 +103,12 @@ DropRate = Annotated[
 
 
 _kinds: dict[str, type["Mask"]] = {}
+"""The class of each kind, which enters itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
+    """The coordinates that a step keeps; ``sparsity`` is the share that it freezes.
 
     The kinds, each a subclass in ``kinds``, which ``Mask(kind=...)`` makes:
 
@@ -139,12 +140,12 @@ class Mask:
         4.3); a ramp is cut off there, not shifted. "Step" here is a round: the local steps of a
         round share its mask, so one payload can carry them.
 
-    What a kind says of itself:
+    Properties of a kind:
 
-    ``whole``: it keeps every coordinate.
-    ``entries``: it is of single weights, so that gradients must be dense.
-    ``units``: it is of units.
-    ``prunes``: it goes with pruning.
+    ``whole``: whether it keeps every coordinate.
+    ``entries``: whether it freezes single weights, so that gradients must be dense.
+    ``units``: whether it freezes units.
+    ``prunes``: whether it can be combined with pruning.
     """
 
     whole: ClassVar[bool] = False
@@ -164,12 +165,13 @@ class Mask:
     sparsity_from: SparsityFrom = 0.0
     choose: Choose | None = None
 
-    def __new__(cls, **given: Any) -> "Mask":
-        kind: Any = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
+    def __new__(cls, **settings: Any) -> "Mask":
+        # a copy and a pickle give no kind, and have the class of it
+        kind: Any = settings.get("kind", "all" if cls is Mask else None)
         mask = object.__new__(_kinds.get(kind, cls))
-        # replace(mask, kind=...): python initializes objects of the class itself only
+        # python does not initialize an object of another class, as in replace(mask, kind=...)
         if not isinstance(mask, cls):
-            mask.__init__(**given)  # type: ignore[misc]
+            mask.__init__(**settings)  # type: ignore[misc]
         return mask
 
     def __init_subclass__(cls, kind: str, **more: Any) -> None:
@@ -204,8 +206,9 @@ class Mask:
         """Raise ValueError for settings that this kind does not take."""
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
-        """The blocks with what is kept of each, where the share ``rate`` is frozen. Deterministic
-        in its arguments.
+        """The blocks with their kept coordinates, when the share ``rate`` is frozen.
+
+        Deterministic in its arguments.
         """
         raise NotImplementedError
 
@@ -221,72 +224,70 @@ class Mask:
 
     @property
     def choice(self) -> str:
-        """A word for what it keeps."""
+        """A word for the coordinates that it keeps."""
         return self.kind if self.ranking == "random" else f"by {self.ranking}"
 
     @property
     def masks_an_epoch(self) -> int | None:
-        """k, where ``redraw`` is a number of masks an epoch; None for its words, and for no
-        number.
-        """
+        """k, if ``redraw`` is a positive number of masks an epoch; else None."""
         word = str(self.redraw)
         return int(word) if word.isdecimal() and int(word) > 0 else None
 
     def draw(self, time: "RoundTime") -> tuple[int, int]:
-        """Which random mask of the run a round has, and how many there are by its end: one an
-        epoch, or k.
+        """(number of the round's random mask, from 0; number of masks of the run): one an epoch, or
+        k.
+
+        1e-9 covers the rounding of shares of an epoch.
         """
         if self.masks_an_epoch is None:
             return time.epoch, time.epochs
-        masks = time.per_round * self.masks_an_epoch
-        now, last = ((round - 1) * masks for round in (time.round, time.rounds))
-        return math.floor(now + 1e-9), math.floor(last + 1e-9) + 1
+        masks_a_round = time.per_round * self.masks_an_epoch
+        number = math.floor((time.round - 1) * masks_a_round + 1e-9)
+        last = math.floor((time.rounds - 1) * masks_a_round + 1e-9)
+        return number, last + 1
 
     def rate(self, time: "RoundTime") -> float:
-        """Share of the coordinates that is frozen in a round; after the last round, as in the last
-        epoch.
-        """
+        """Share of the coordinates that is frozen in a round; after the last one it stays."""
         if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
             return 0.0
-        draw, draws = self.draw(time)
-        return (
-            gradual_cooling(self.sparsity, min(draw, draws - 1), draws)
-            if self.cooling
-            else self.sparsity
-        )
+        if not self.cooling:
+            return self.sparsity
+        number, masks = self.draw(time)
+        return gradual_cooling(self.sparsity, min(number, masks - 1), masks)
 
     @property
     def growth(self) -> str:
-        """How the share that is frozen grows over the rounds, in words; empty where it does not."""
+        """How the share that is frozen grows over the rounds, in words; "" if it does not."""
         if not self.sparsity or not (self.cooling or self.sparsity_from):
             return ""
-        grows = f"{self.sparsity:g} of the values are frozen at the end"
-        begins = f", none before {self.sparsity_from:.0%} of the rounds" * bool(self.sparsity_from)
-        return grows + begins + ", growing from 0 over the rounds" * self.cooling
+        words = f"{self.sparsity:g} of the values are frozen at the end"
+        if self.sparsity_from:
+            words += f", none before {self.sparsity_from:.0%} of the rounds"
+        return words + ", growing from 0 over the rounds" * self.cooling
 
 
-_made = inspect.signature(Mask.__init__)
-Mask.__signature__ = _made.replace(parameters=list(_made.parameters.values())[1:])  # type: ignore[attr-defined]
+# Without this the signature of Mask is that of __new__: the fields' names must be in it.
+_of_init = inspect.signature(Mask.__init__)
+_without_self = list(_of_init.parameters.values())[1:]
+Mask.__signature__ = _of_init.replace(parameters=_without_self)  # type: ignore[attr-defined]
 
 
 def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
-    """The blocks with what ``mask`` keeps of each. Deterministic in its arguments.
+    """The blocks with the coordinates that ``mask`` keeps. Deterministic in its arguments.
 
-    Raises ValueError where W_0 is needed and absent.
+    Raises ValueError if W_0 is needed and absent.
     """
     return mask.keep(tuple(blocks), mask.rate(public.time), public)
 
 
 def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:
-    """The blocks with the ascending positions ``kept`` of their flat vector, each assigned to its
-    own block.
-    """
-    ends = torch.tensor([block.size for block in blocks]).cumsum(0)
-    cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends])).tolist()
-    out = []
-    for block, end, low, high in zip(blocks, ends.tolist(), cuts, cuts[1:], strict=False):
-        inside = kept[low:high] - (end - block.size)
-        out.append(
-            replace(block, keep=EVERYTHING if high - low == block.size else Keep(index=inside))
+    """The blocks with the ascending positions ``kept`` of their flat vector."""
+    edges = torch.tensor([0, *(block.size for block in blocks)]).cumsum(0)
+    cuts = torch.searchsorted(kept, edges).tolist()
+    masked = []
+    for block, start, low, high in zip(blocks, edges.tolist(), cuts, cuts[1:], strict=False):
+        whole = high - low == block.size
+        masked.append(
+            replace(block, keep=EVERYTHING if whole else Keep(index=kept[low:high] - start))
         )
-    return tuple(out)
+    return tuple(masked)

@@ -1,4 +1,4 @@
-"""Pruning before training: which weights are set to 0 for the whole run (Adamczewski et al. 2023,
+"""Pruning before training: some weights are set to 0 for the whole run (Adamczewski et al. 2023,
 sec. 3.1).
 
     kept = keep_top(scores, prunable(weights), rate)     which weights stay, by any score
@@ -15,7 +15,7 @@ DP-SNIP, private pruning by connection sensitivity (SNIP: Lee et al. 2019):
     g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss
     s_j = |sum of noisy g_j| / N       its score
 
-It is the pruning round, before training. ``saliency_frame`` says which weights are scored.
+It takes one round before training, the pruning round. ``saliency_frame`` has the scored weights.
 ``client_step`` with the ``scale`` of ``saliency_scale`` gives one noisy sum of clipped per-example
 saliencies a client. ``keep_snip`` ranks the total of these sums.
 Differs from the paper that introduced DP-SNIP: it clips the sum over the data set, whose
@@ -80,16 +80,19 @@ PruneClipNorm = Annotated[
     ),
 ]
 Weights = Mapping[str, Tensor]
+"""W_0 of the trainable parameters, by name."""
 Masks = dict[str, Tensor]
+"""Booleans in the shape of each weight tensor, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Pruning before training at ``rate``: none, random, SynFlow or DP-SNIP.
+    """Pruning before training. Only ``dp-snip`` reads data, in a pruning round.
 
-    Only ``dp-snip`` reads data, in a pruning round before training: examples' saliencies are
-    clipped to ``clip_norm``, and the noise is such that this round alone has ``epsilon_share`` of
-    the epsilon. Training gets the rest.
+    kind: none, random, synflow or dp-snip.
+    rate: the share p of the weights that is removed.
+    epsilon_share: the share of epsilon that the pruning round alone spends; training gets the rest.
+    clip_norm: norm to which each example's saliencies are clipped.
     """
 
     kind: PruneKind = "none"
@@ -111,18 +114,16 @@ class Prune:
 
     @property
     def reads_data(self) -> bool:
-        """Whether there is a pruning round, in which clients take part and which their ledgers are
-        charged for.
-        """
+        """Whether there is a pruning round, for which clients' ledgers are charged."""
         return self.kind == "dp-snip"
 
 
 def prunable(weights: Weights) -> Masks:
-    """True at the weights that may be pruned, by parameter: entries of weight tensors (2-D or more)
-    that are not 0.
+    """True at the weights that may be pruned: entries of weight tensors (2-D or more) that are not
+    0.
 
-    Biases, norm scales and what starts at 0 are left out: they have no magnitude to prune by, and
-    are always trained.
+    Biases, norm scales and weights that start at 0 have no magnitude to prune by: they are always
+    trained.
     """
     return {
         name: W.detach() != 0 for name, W in weights.items() if W.ndim >= 2 and bool((W != 0).any())
@@ -135,20 +136,19 @@ def keep_random(weights: Weights, rate: float, *, seed: int) -> Masks:
     """
     kept: Masks = {}
     for name, mask in prunable(weights).items():
-        draw = torch.rand(
+        scores = torch.rand(
             mask.shape, generator=public_generator(seed, "prune", name), dtype=torch.float64
         )
-        kept |= keep_top({name: draw}, {name: mask}, rate)
+        kept |= keep_top({name: scores}, {name: mask}, rate)
     return kept
 
 
 def keep_top(scores: Mapping[str, Float[Tensor, "*shape"]], may: Masks, rate: float) -> Masks:
-    """Kept weights: all but the floor(p n) of lowest score over all tensors together, at least one
-    in each.
+    """Kept weights: all but the floor(p n) of lowest score over all tensors together.
 
-    ``may`` marks the n prunable weights; the others are kept. Of equal scores the earlier weight
-    goes first. Where a tensor would lose every weight its best one stays, so that no layer is cut
-    (the guard of SNIP's successors).
+    ``may``: True at the n prunable weights; the others are kept. Of equal scores the earlier weight
+    is removed first. A tensor that would lose every weight keeps its best one, so that no layer is
+    cut (as SNIP's successors do).
     """
     check_sparsity(rate)
     flat = torch.cat(
@@ -161,13 +161,14 @@ def keep_top(scores: Mapping[str, Float[Tensor, "*shape"]], may: Masks, rate: fl
     frozen = min(frozen_count(len(flat), rate), len(flat) - 1) if len(flat) else 0
     drop = smallest(flat, frozen) if frozen else torch.zeros(len(flat), dtype=torch.bool)
     kept: Masks = {}
-    for name, gone in zip(may, drop.split([int(mask.sum()) for mask in may.values()]), strict=True):
+    sizes = [int(mask.sum()) for mask in may.values()]
+    for name, removed in zip(may, drop.split(sizes), strict=True):
         mask = may[name].cpu()
-        if bool(gone.all()):
-            gone = gone.clone()
-            gone[int(scores[name].detach().cpu().flatten()[mask.flatten()].argmax())] = False
+        if bool(removed.all()):
+            removed = removed.clone()
+            removed[int(scores[name].detach().cpu().flatten()[mask.flatten()].argmax())] = False
         keep = torch.ones(mask.shape, dtype=torch.bool)
-        keep[mask] = ~gone
+        keep[mask] = ~removed
         kept[name] = keep
     return kept
 
@@ -197,6 +198,7 @@ def saliency_frame(weights: Weights) -> Frame:
 
 
 def _keep(block: Block, may: Masks) -> Keep:
+    """The prunable weights of a dense block."""
     mask = may.get(block.parameter)
     if mask is None:
         return Keep(index=torch.zeros(0, dtype=torch.int64))
@@ -210,8 +212,8 @@ def saliency_scale(weights: Weights, frame: Frame) -> list[Float[Tensor, " kept"
 
 
 def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
-    """The mechanism of the pruning round: the same kind, joint over all scored weights, at
-    pruning's own clip norm.
+    """The mechanism of the pruning round: a joint clip over all scored weights, at pruning's clip
+    norm.
     """
     return replace(
         mechanism,
@@ -225,11 +227,11 @@ def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
 def keep_snip(
     total: Float[Tensor, " kept"], frame: Frame, weights: Weights, rate: float, *, num_examples: int
 ) -> dict[str, Tensor]:
-    """Kept weights by the summed noisy saliencies: all but the floor(p n) smallest |sum| / N over
-    the whole network.
+    """Kept weights by noisy saliencies: all but the floor(p n) smallest |total| / N of the network.
 
-    ``num_examples`` is the declared N of all clients, a public constant. At least one weight of
-    every tensor stays (differs from the paper, whose threshold can cut a layer off).
+    total: the sum of the clients' values.
+    num_examples: N, the declared number of all clients' examples, a public constant.
+    At least one weight of every tensor stays (the paper's threshold can cut a layer off).
     Post-processing: no privacy is spent here.
     """
     values = frame.unflatten(total / num_examples)

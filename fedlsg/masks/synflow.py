@@ -3,9 +3,9 @@
 
     R = 1^T (prod_l abs(W_l)) 1        score of a weight: W * dR/dW, on abs(W)
 
-R is what the network gives for an input of ones when it is made linear: magnitudes for weights, no
-biases, every pointwise activation the identity, every norm its scale alone. Needs shapes only;
-everything is public.
+R is the output of a linear network for an input of ones. It is the model with magnitudes for
+weights, without biases, with the identity for every pointwise activation, and with the scale alone
+for every norm. Only shapes of inputs are read; everything is public.
 """
 
 import copy
@@ -22,6 +22,7 @@ from fedlsg.gradients import StandardizedConv2d, trainable
 from fedlsg.masks.pruning import Masks, Prune, keep_random, keep_top, prunable
 
 ITERATIONS = 100
+"""Iterations of pruning, as in the paper."""
 IDENTITIES: frozenset[Callable[..., Any]] = frozenset(
     {
         torch.tanh,
@@ -53,15 +54,20 @@ IDENTITIES: frozenset[Callable[..., Any]] = frozenset(
         F.dropout,
     }
 )
-NORMS: frozenset[Callable[..., Any]] = frozenset({F.group_norm, F.layer_norm, F.batch_norm})
+SCALE_POSITIONS: dict[Callable[..., Any], int] = {
+    F.group_norm: 2,
+    F.layer_norm: 2,
+    F.batch_norm: 3,
+}
+"""Norms, with the position of the scale among their arguments."""
 
 
 class Linearised(TorchFunctionMode):
-    """Within it pointwise activations return their input, and norms multiply by their scale.
+    """A mode in which pointwise activations return their input, and norms multiply by their scale.
 
-    Differs from the paper's code, whose batch norms have statistics of their own: at the start they
-    are mean 0 and variance 1, as here. A norm over the example itself would make the network
-    scale-free and all flow 0.
+    The paper's code keeps the statistics of batch norms: at the start they are mean 0 and variance
+    1, which is the scale alone. A norm over the example itself would not depend on the size of
+    weights, and every score would be 0.
     """
 
     def __torch_function__(
@@ -71,21 +77,22 @@ class Linearised(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
-        if func in IDENTITIES:
-            return args[0] if args else given["input"]
-        if func in NORMS:
-            x = args[0] if args else given["input"]
-            position = {F.group_norm: 2, F.layer_norm: 2, F.batch_norm: 3}[func]
-            scale = args[position] if len(args) > position else given.get("weight")
-            if scale is None:
-                return x
-            return x * (scale if func is F.layer_norm else scale.reshape(-1, *[1] * (x.ndim - 2)))
-        return func(*args, **given)
+        named = dict(kwargs or {})
+        position = SCALE_POSITIONS.get(func)
+        if position is None and func not in IDENTITIES:
+            return func(*args, **named)
+        x = args[0] if args else named["input"]
+        if position is None:
+            return x
+        scale = args[position] if len(args) > position else named.get("weight")
+        if scale is None:
+            return x
+        # channels are the second axis of x; a layer norm has its units last
+        return x * (scale if func is F.layer_norm else scale.reshape(-1, *[1] * (x.ndim - 2)))
 
 
 def keep_public(model: nn.Module, prune: Prune, probe: object, *, seed: int) -> Masks:
-    """Kept weights by a kind of pruning that reads no data: ``random`` or ``synflow``."""
+    """Kept weights by random or SynFlow pruning, which read no data."""
     if prune.kind == "synflow":
         return keep_synflow(model, probe, prune.rate)
     assert prune.kind == "random"
@@ -146,11 +153,10 @@ def linear_model(model: nn.Module) -> nn.Module:
 
 
 def ones_before_all_weights(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Ones for what no weight has touched yet. Fixed features in front of the first weights pass no
-    flow on.
+    """A hook that gives a layer an input of ones, if no weight has been applied to its input yet.
 
-    The band-pass filters of a scattering transform give 0 for an image of ones: every weight behind
-    them would score 0.
+    Fixed features before the first weights are skipped so: the band-pass filters of a scattering
+    transform give 0 for an image of ones, and every later weight would score 0.
     """
     untouched = bool(args) and isinstance(args[0], Tensor) and not args[0].requires_grad
     return (torch.ones_like(args[0]), *args[1:]) if untouched else None
@@ -164,10 +170,8 @@ def flow(linear: nn.Module, ones: Tensor, kept: Masks) -> dict[str, Float[Tensor
     with Linearised(), torch.enable_grad():
         R = torch.func.functional_call(linear, tensors, (ones,)).sum()
     gradients = torch.autograd.grad(R, [tensors[name] for name in kept], allow_unused=True)
-    pairs = zip(kept, gradients, strict=True)
-    return {
-        name: torch.zeros_like(tensors[name]).cpu()
-        if g is None
-        else (g * tensors[name].detach()).cpu()
-        for name, g in pairs
-    }
+    scores = {}
+    for name, gradient in zip(kept, gradients, strict=True):
+        W = tensors[name].detach()
+        scores[name] = (torch.zeros_like(W) if gradient is None else gradient * W).cpu()
+    return scores

@@ -14,16 +14,16 @@ Source: rejection sampling with exact Bernoulli(exp(-gamma)) draws of Canonne, K
 - The first 16 bits of a point choose one of 65,536 equal cells of the staircase. A cell that is in
   one column, and below the curve of every f, needs no further bit and no centre: 97 % of the draws
   at s = 256 (``Draft``). For the rest, 47 more bits and a table in integers decide all but some
-  1e-5 of the draws; what is left takes more bits and integers of any length.
-A centre in float64 is a rational number, and it is that number: no bit of it is lost.
+  1e-5 of the draws. These take more bits and integers of any length.
+A centre in float64 is taken as the rational number that it is: no bit of it is lost.
 
 Not covered: the time that a call takes depends on the samples, as with every rejection.
 
-The staircase (``Envelope``), under which points are thrown: g(x) = exp(-x^2 / (2 s^2)), f in
+The staircase (``Envelope``), under which points are uniform: g(x) = exp(-x^2 / (2 s^2)), f in
 [-1/2, 1/2], kappa the height of g in units. Column k has ceil(kappa max_f g(k - f)) units, the
-maximum being at |k| - 1/2 (at 0 for k = 0). One more column holds every |k| above ``reach``. All
-columns together have at most 2^63 units: a uniform word of 63 bits chooses a column and a height in
-it. About s sqrt(2 pi) / (s sqrt(2 pi) + 1) of the points are below g.
+maximum being at |k| - 1/2 (at 0 for k = 0). One more column, the tail, is for every |k| above
+``reach``. All columns together have at most 2^63 units: a uniform word of 63 bits chooses a column
+and a height in it. About s sqrt(2 pi) / (s sqrt(2 pi) + 1) of the points are below g.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,14 +42,14 @@ from fedlsg.randomness import SecretStream
 
 T = TypeVar("T")
 GUARD_BITS = 20
-"""Bits of the working precision beyond those that are returned and those that the squarings
-lose.
+"""Bits of the working precision in addition to those that are returned, and those that squaring
+loses.
 """
 
 
 def enclose_exp(gamma: Fraction, bits: int) -> tuple[int, int]:
-    """Integers (low, high) with low <= 2^bits exp(-gamma) <= high and high - low <= 2, for gamma >=
-    0 and bits >= 1.
+    """Integers with low <= 2^bits exp(-gamma) <= high and high - low <= 2, for gamma >= 0, bits >=
+    1.
 
     Integers only: gamma is halved h times until it is below 2^-8, its alternating Taylor series is
     summed between bounds, and both bounds are squared h times, rounded outwards.
@@ -72,8 +72,8 @@ def enclose_exp(gamma: Fraction, bits: int) -> tuple[int, int]:
 def _series(x: int, precision: int) -> tuple[int, int]:
     """Bounds on 2^precision exp(-x / 2^precision) for x below 2^(precision - 8) + 2.
 
-    Terms fall and alternate, so the rest is below the last term, which is 0 in the last place. Each
-    term is rounded down twice and inherits less than one unit of the error of the term before.
+    Terms fall and alternate, so the rest is below the last term, which is 0. Each term is rounded
+    down twice, and has less than one unit of the error of the term before: 3 units a term.
     """
     total, term, count = 1 << precision, 1 << precision, 0
     while term:
@@ -85,36 +85,48 @@ def _series(x: int, precision: int) -> tuple[int, int]:
 
 
 SMALLEST_DEVIATION, LARGEST_DEVIATION = Fraction(1, 4), Fraction(2**12)
+"""Deviations s that are accepted, in grid steps."""
 WORD_BITS = 63
+"""Bits of a point under the staircase."""
 CELL_POSITION_BITS = 30
-"""Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below
-2^63.
-"""
+"""Bits of the position between two nodes. With 24 bits of slope the product stays below 2^63."""
 PRECISION_BITS = 80
+"""Bits behind the point of g when the staircase and the table are made."""
 CELL_CHOICE_BITS: Final = 16
 """Bits of a point that choose its cell."""
 OPEN = -(2**15)
-"""In ``Envelope.cells``: more bits are needed."""
+"""Value in ``Envelope.cells`` for a cell whose points need more bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Constants of one deviation s. ``height`` is kappa; node i is kappa g(i h) / 2^coarse, h =
-    2^(CELL_POSITION_BITS - fraction).
+    """The staircase, and the table of g, of one deviation.
+
+    deviation: s.
+    height: kappa.
+    reach: the largest |k| with a column of its own.
+    starts: the first unit of column -reach, ..., reach, and of the tail; last the first unit of no
+        column.
+    fraction: bits behind the point of x = |k - f| in the table.
+    coarse: lowest bits of a height that the table leaves out.
+    nodes: kappa g(i h) / 2^coarse at i = 0, 1, ..., with h = 2^(CELL_POSITION_BITS - fraction).
+    drops: the difference from each node to the next.
+    margin: the chord between two nodes is nearer than this to kappa g / 2^coarse.
+    tail_block: L: in the tail the envelope halves every L integers.
+    cells: for each cell the offset k of all its points, or OPEN.
     """
 
     deviation: Fraction
     height: int
     reach: int
-    # the first unit of column -reach, ..., reach, of the tail, of no column
     starts: Int64[np.ndarray, " columns"]
-    fraction: int  # bits of x = |k - f| behind the point
-    coarse: int  # bits of a height that the table does not have
+    fraction: int
+    coarse: int
     nodes: Int64[np.ndarray, " nodes"]
-    drops: Int64[np.ndarray, " nodes"]  # from a node to the next
-    margin: int  # the chord between nodes is closer than this to kappa g / 2^coarse
-    tail_block: int  # L: in the tail the envelope halves every L integers
-    cells: Int16[np.ndarray, " cells"]  # the offset k that all points of a cell give, or OPEN
+    drops: Int64[np.ndarray, " nodes"]
+    margin: int
+    tail_block: int
+    cells: Int16[np.ndarray, " cells"]
 
 
 @lru_cache(maxsize=64)  # by its arguments alone: never stale
@@ -129,23 +141,26 @@ def envelope_of(deviation: Fraction) -> Envelope:
             f"expected a deviation of {SMALLEST_DEVIATION} to {LARGEST_DEVIATION} grid steps, got "
             f"{float(s):g}: change the grid step"
         )
-    # beyond 9.5 s: less than 2^-62 of the mass
-    return staircase(s, -(-19 * s.numerator // (2 * s.denominator)) + 1)
+    reach = -(-19 * s.numerator // (2 * s.denominator)) + 1  # 9.5 s: 2^-62 of the mass is beyond
+    return staircase(s, reach)
 
 
 def staircase(s: Fraction, reach: int) -> Envelope:
     """The envelope whose columns end at ``reach``. The law of the samples does not depend on it."""
+    # bounds on g at 1/2, 3/2, ..., reach + 1/2
     lows, highs = zip(*(_heights(s, k + Fraction(1, 2)) for k in range(reach + 1)), strict=True)
     block = _tail_block(s, reach)
+    # The columns 1, ..., reach of either side; the tail's blocks, L integers on either side, have
+    # heights that halve: 2 L g (1 + 1/2 + ...) = 4 L g.
     sides, tail = highs[:-1], 4 * block * highs[-1]
     columns = len(sides) * 2 + 2
     height = (((1 << WORD_BITS) - columns) << PRECISION_BITS) // (
         (1 << PRECISION_BITS) + 2 * sum(sides) + tail
     )
-    units = [-(-height * side >> PRECISION_BITS) for side in sides]
+    units = [-(-height * side >> PRECISION_BITS) for side in sides]  # rounded up
     weights = [*reversed(units), height, *units, -(-height * tail >> PRECISION_BITS)]
     starts = np.concatenate([[0], np.cumsum(np.array(weights, dtype=np.int64))])
-    below = [height * low >> PRECISION_BITS for low in lows]
+    below = [height * low >> PRECISION_BITS for low in lows]  # min_f kappa g(k - f), k >= 0
     certain = np.array([*reversed(below[1:]), *below], dtype=np.int64)
     cells = _cells(starts, certain, reach)
     return Envelope(
@@ -161,8 +176,9 @@ def _heights(s: Fraction, x: Fraction) -> tuple[int, int]:
 def _cells(
     starts: Int64[np.ndarray, " edges"], certain: Int64[np.ndarray, " columns"], reach: int
 ) -> Int16[np.ndarray, " cells"]:
-    """k for the cells of which each point is in column k, below ``certain``: min_f kappa g(k -
-    f).
+    """k for each cell whose points are all in column k and below ``certain``, else OPEN.
+
+    ``certain``: min_f kappa g(k - f) of each column but the tail.
     """
     size = 1 << (WORD_BITS - CELL_CHOICE_BITS)
     begin = np.arange(1 << CELL_CHOICE_BITS, dtype=np.int64) << (WORD_BITS - CELL_CHOICE_BITS)
@@ -175,8 +191,9 @@ def _cells(
 
 
 def _tail_block(s: Fraction, reach: int) -> int:
-    """The smallest power of two L with g(x + L) <= g(x) / 2 for x >= reach: L reach >= s^2 log
-    2.
+    """The smallest power of two L with g(x + L) <= g(x) / 2 for x >= reach: L reach >= s^2 log 2.
+
+    log 2 is rounded up to 0.7.
     """
     block = 1
     while block * reach * 10 < 7 * s * s:
@@ -185,16 +202,18 @@ def _tail_block(s: Fraction, reach: int) -> int:
 
 
 def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
-    """Nodes of kappa g at distances h in (s / 512, s / 256], and how far the chords between them
-    can be off.
+    """The fields of ``Envelope`` that are the table of g, with nodes at distances h in (s / 512, s
+    / 256].
 
     |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the
-    bits of x that are cut off. A node is less than 2 units too low, the product with the slope less
-    than 1.
+    bits of x that are cut off. The other 5 units: a node is less than 2 too low, the product with
+    the slope less than 1, and bits of the height are cut off.
     """
-    exponent = (
-        (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
-    )
+    # the power of two h: s is in [2^(exponent + 8), 2^(exponent + 9))
+    if s >= 1:
+        exponent = (s.numerator // s.denominator).bit_length() - 9
+    else:
+        exponent = -9 - (s < Fraction(1, 2))
     h = Fraction(2) ** exponent
     fraction = CELL_POSITION_BITS - exponent
     coarse = max(0, height.bit_length() - 32)
@@ -207,7 +226,7 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
     scale = Fraction(height, 1 << coarse)
     error = scale * (h / s) ** 2 / 8 + scale / s / (1 << fraction)
     drops = values - np.append(values[1:], 0)
-    margin = -int(-error // 1) + 5
+    margin = -int(-error // 1) + 5  # rounded up
     return {
         "fraction": fraction,
         "coarse": coarse,
@@ -218,6 +237,7 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
 
 
 LARGEST_CENTRE = 2.0**61
+"""Largest magnitude of a centre, in grid steps: sums with a sample fit into int64."""
 BLOCK_SAMPLES = 2**16
 """Samples of one block: they stay in the processor's cache. A longer vector has several."""
 WORTH_THREADS = 2**20
@@ -247,11 +267,11 @@ def discrete_gaussian(
     values = centres.detach().cpu().numpy()
     samples = np.empty(len(values), dtype=np.int64)
 
-    def draw(place: slice, own: SecretStream) -> None:
-        whole = np.rint(values[place])
-        # Both differences are exact: a float64 and the nearest integer differ by a float64.
-        fractions = values[place] - whole
-        samples[place] = whole.astype(np.int64) + offsets(fractions, envelope, own)
+    def draw(place: slice, block_stream: SecretStream) -> None:
+        nearest = np.rint(values[place])
+        # The difference of a float64 and the nearest integer is exact.
+        fractions = values[place] - nearest
+        samples[place] = nearest.astype(np.int64) + offsets(fractions, envelope, block_stream)
 
     in_blocks(len(values), stream, draw)
     return torch.from_numpy(samples)
@@ -260,10 +280,10 @@ def discrete_gaussian(
 def in_blocks(
     count: int, stream: SecretStream, draw: Callable[[slice, SecretStream], T]
 ) -> list[T]:
-    """What ``draw`` makes of each block of ``count`` places and of a stream for it, in their order.
+    """The results of ``draw(block, stream of the block)`` for all blocks of ``count`` places.
 
-    Where there are several blocks, each has a stream of its own, whose key is drawn from
-    ``stream``: threads may draw them in any order.
+    Several blocks have streams of their own, whose keys are drawn from ``stream``: threads may draw
+    them in any order.
     """
     if count <= BLOCK_SAMPLES:
         return [draw(slice(0, count), stream)] if count else []
@@ -275,7 +295,7 @@ def in_blocks(
 
 
 def in_threads(count: int, work: Callable[..., T], *each: Iterable[Any]) -> list[T]:
-    """``list(map(work, *each))``, by several threads where ``count`` samples are worth it."""
+    """``list(map(work, *each))``, by several threads from WORTH_THREADS samples on."""
     threads = torch.get_num_threads() if count >= WORTH_THREADS else 1
     if threads == 1:
         return list(map(work, *each))
@@ -284,10 +304,12 @@ def in_threads(count: int, work: Callable[..., T], *each: Iterable[Any]) -> list
 
 
 class Draft(NamedTuple):
-    """Samples of a block before any centre is known: ``k`` is final but at ``places``.
+    """Samples of a block that need no centre.
 
-    ``cells``: of the points at these places.
-    ``stream``: gives all further bits of the block.
+    k: the offset of each sample; OPEN at ``places``.
+    places: samples that are still to be decided.
+    cells: the first 16 bits of their points.
+    stream: gives all further bits of the block.
     """
 
     k: Int16[np.ndarray, " count"]
@@ -297,7 +319,7 @@ class Draft(NamedTuple):
 
 
 def draft(count: int, envelope: Envelope, stream: SecretStream) -> Draft:
-    """The first bits of ``count`` points, and what they decide."""
+    """Draw the first 16 bits of ``count`` points, and decide those that need no more."""
     cells = stream.words(count, bits=CELL_CHOICE_BITS)
     k = envelope.cells.take(cells)
     places = np.flatnonzero(k == OPEN)
@@ -318,20 +340,23 @@ def offsets(
 def settle(
     first: Draft, fractions: Float64[np.ndarray, " open"], envelope: Envelope
 ) -> Int64[np.ndarray, " open"]:
-    """k for every f at ``first.places``: the rest of its point, and new points for those above."""
+    """k for every f at ``first.places``: more bits of its point, and a new point if it is above the
+    curve.
+    """
     stream = first.stream
-    fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are not numbers
+    fractions = np.where(fractions == fractions, fractions, 0.0)  # NaN, of sums that are not finite
     cut = np.floor(fractions * 2.0**envelope.fraction).astype(np.int64)  # an exact product
     rest = (stream.words(len(cut)) >> np.uint64(64 - WORD_BITS + CELL_CHOICE_BITS)).view(np.int64)
     points = (first.cells.astype(np.int64) << (WORD_BITS - CELL_CHOICE_BITS)) | rest
     column = envelope.starts.searchsorted(points, side="right") - 1
-    k, height = column - envelope.reach, points - envelope.starts[column]
+    k = column - envelope.reach
+    height = points - envelope.starts[column]
     accepted, undecided = compare(k, height, cut, envelope)
     for i in np.flatnonzero(undecided):
         f = Fraction(float(fractions[i]))
-        decided = decide(int(k[i]), int(height[i]), f, envelope, stream)
-        accepted[i] = decided is not None
-        k[i] = 0 if decided is None else decided
+        offset = decide(int(k[i]), int(height[i]), f, envelope, stream)
+        accepted[i] = offset is not None
+        k[i] = 0 if offset is None else offset
     rejected = np.flatnonzero(~accepted)
     if len(rejected):
         k[rejected] = offsets(fractions[rejected], envelope, stream)
@@ -344,7 +369,7 @@ def compare(
     cut: Int64[np.ndarray, " n"],
     envelope: Envelope,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which points are certainly below kappa g(k - f), and for which this table cannot say.
+    """(accepted, undecided): points that are below kappa g(k - f), and points too near to it.
 
     ``cut`` is f, rounded down to the table's fixed point. Guarantee: an accepted point is below the
     curve, and one that is neither accepted nor undecided is above it, for every f that is cut to
@@ -368,12 +393,11 @@ def compare(
 def decide(
     k: int, height: int, f: Fraction, envelope: Envelope, stream: SecretStream
 ) -> int | None:
-    """The offset if the point is below the curve, else None: exact, with as many further bits as
-    that takes.
+    """The offset if the point is below the curve, else None: exact, with as many bits as it needs.
 
-    In the tail the offset is drawn here. Its sign is a bit, the block j has probability 2^-(j + 1),
-    the place in the block is uniform over L. The column's height then stands for 2^(j + 2) L times
-    itself.
+    In the tail the offset is drawn here: its sign is a bit, the block j has probability 2^-(j + 1),
+    the place in the block is uniform over L. So an integer of block j has a share of 1 / (2^(j + 2)
+    L) in the tail's units, and the point is compared with kappa g times the inverse.
     """
     factor = 1
     if k > envelope.reach:
@@ -389,8 +413,8 @@ def decide(
 
 
 def below(height: int, scale: int, gamma: Fraction, stream: SecretStream) -> bool:
-    """Whether height + U < scale exp(-gamma), for U uniform in [0, 1) whose bits are drawn as they
-    are needed.
+    """Whether height + U < scale exp(-gamma), for U uniform in [0, 1), of which bits are drawn
+    until the answer is certain.
     """
     bits = 0
     while True:

@@ -1,7 +1,7 @@
-"""Who takes part in a round, and when its reply arrives: public draws, and a simulated clock.
+"""Participation: which clients a round has, and when their replies arrive.
 
-Nothing here reads private data: computing times come from declared numbers of examples, never from
-a drawn batch.
+Public draws and a simulated clock decide it. Nothing here reads private data: computing times come
+from declared numbers of examples, never from the size of a batch.
 """
 
 from fedlsg.participation.availability_trace import Trace, read_trace

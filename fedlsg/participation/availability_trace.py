@@ -1,4 +1,4 @@
-"""When is each client there? A trace of availability, from a CSV file of the user's.
+"""A trace of availability: the times at which each client is there, from a CSV file of the user.
 
 Times are simulated seconds since the start of the run:
 
@@ -22,7 +22,7 @@ COLUMNS = ["client", "from", "to"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """When clients are there.
+    """The times at which clients are there.
 
     intervals: (from, to) by client, ascending; intervals of one client do not touch.
     digest: SHA-256 of the file, hexadecimal.
@@ -36,8 +36,8 @@ class Trace:
         intervals = self.intervals.get(client)
         if intervals is None:
             return True
-        begun = bisect_right(intervals, (now, math.inf))
-        return begun > 0 and now < intervals[begun - 1][1]
+        started = bisect_right(intervals, (now, math.inf))  # number of intervals with from <= now
+        return started > 0 and now < intervals[started - 1][1]
 
     @cached_property
     def arrivals(self) -> tuple[float, ...]:
@@ -75,6 +75,7 @@ def read_trace(path: Path, clients: int) -> Trace:
 
 
 def _parse(line: list[str], clients: int, where: str) -> tuple[int, float, float]:
+    """(client, from, to) of one line. Raises ValueError, beginning with ``where``."""
     try:
         client, start, end = int(line[0]), float(line[1]), float(line[2])
     except (ValueError, IndexError):

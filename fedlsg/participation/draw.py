@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and when does it end? Public draws and a simulated clock.
+"""The clients of a round and the time at which it ends, by public draws and a simulated clock.
 
 A round begins, selects some of the clients that are there, loses those that leave, and ends when
 enough replies have arrived. Every draw is public, and follows from (seed, purpose, round, client):
@@ -54,8 +54,9 @@ class Participation:
     deadline: seconds after which a round takes no reply.
     compute_seconds: s_i of each client.
     uplink, downlink: bits a second of each client.
-    least: clients that a round waits for, under a trace.
+    least: clients for which a round waits, under a trace.
     selection: the rule of the draw.
+
     Raises ValueError for a trace with links: who is there would depend on the size of messages,
     which nobody knows before the run, and the number of a client's rounds, which its noise is
     planned for, would be unknown.
@@ -90,9 +91,9 @@ class Participation:
     @property
     def selected(self) -> int:
         """The most clients selected in a round: k and those on top of it."""
-        wanted = self.per_round * (1 + self.over_selection)
+        with_spare = self.per_round * (1 + self.over_selection)
         # less 1e-9, so that 10 x 1.1 = 11.000000000000002 is 11 and not 12
-        return min(math.ceil(wanted - 1e-9), self.clients)
+        return min(math.ceil(with_spare - 1e-9), self.clients)
 
     def begin(self, round: int, now: float) -> tuple[float, list[int]]:
         """When a round starts, and the clients that it selects, ascending.
@@ -135,6 +136,7 @@ class Participation:
         return frozenset(self._there(round, now))
 
     def _there(self, round: int, now: float) -> "Chosen":
+        """The clients that are there when a round starts at a time."""
         trace = self.availability
         if not isinstance(trace, Trace):
             return self._draw("available", round, probability=trace)
@@ -155,12 +157,12 @@ class Participation:
         return 8 * down / self.downlink + self.compute_seconds[client] + 8 * up / self.uplink
 
     def finish(self, round: int, selected: Sequence[int], traffic: Traffic) -> Finish:
-        """Whose replies a round uses, and when it ends.
+        """The clients whose replies a round uses, and the time at which it ends.
 
         It uses the first k replies that arrive by the deadline (equal times: the lower client
         first) and ends with the k-th. If fewer come, it ends when every client has replied or left,
-        or at the deadline. Who leaves does so when its announcement has arrived, and the server
-        sees it at once.
+        or at the deadline. A client that leaves does so when the round's message has arrived, and
+        the server sees it at once.
         Guarantee: whether a reply is an error does not matter, so that without links the clock is
         known before the run.
         """
@@ -209,7 +211,7 @@ class Participation:
         return max(self.selections(rounds, after=after).values(), default=0)
 
     def _draw(self, purpose: str, round: int, *, probability: float) -> "Chosen":
-        """Each client with this probability, by one uniform number a client."""
+        """A set in which each client is with this probability, by one uniform number a client."""
         generator = public_generator(self.seed, purpose, round)
         uniform = torch.rand(self.clients, generator=generator, dtype=torch.float64)
         return Chosen((uniform < probability).numpy())

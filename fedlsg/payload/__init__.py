@@ -1,4 +1,9 @@
-"""One flat (index, value) message: indices, values in each codec, checksum."""
+"""Payloads: one flat (index, value) message of a client or server.
+
+message   packs values, and unpacks them with all checks
+layout    the bytes: header, indices, values, checksum
+codecs    how values are written: one file for each codec
+"""
 
 from fedlsg.payload.codecs import (
     DEFAULT_CODEC,

@@ -1,5 +1,5 @@
-"""Where the bytes of a payload are: header, indices, values, checksum. Two layouts, distinguished
-by the version.
+"""The two layouts of a payload's bytes, distinguished by the version: header, indices, values,
+checksum.
 
 Version 1, of fixed size: values of one size each, in a frame that both sides know.
 
@@ -62,18 +62,28 @@ from fedlsg.payload.codecs import Codec, PayloadError, find_codec
 from fedlsg.payload.codecs.values import Dither, leb128, read_leb128
 
 IndexMode = Literal["derived", "explicit", "chosen"]
+"""Whether positions follow from the frame, are sent too and compared with it, or are the sender's
+choice.
+"""
 
 ALL, BITMAP, GAPS, BITS_OF_UNITS, GAPS_OF_UNITS = 0, 1, 2, 3, 5
+"""Form bytes of a block's indices; the last two are those of rows, columns have one more."""
 DIGEST_BYTES = 8
+"""Bytes of the digest of an index section in mode 2."""
 
 Shape = tuple[int, ...]
+"""The shape of a block."""
 
 HEADER = struct.Struct("<4sBBBBQQQ32s")
+"""The header of version 1."""
 COMPACT = struct.Struct("<4sBBBBI16s")
+"""The header of version 2."""
 LENGTH = struct.Struct("<I")
+"""The size of an index section."""
 CHECKSUM_BYTES = 16
 MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
 DERIVED, EXPLICIT, REPEATED, CHOSEN = 0, 1, 2, 3
+"""Index modes of the header: 2 is a form of explicit."""
 MODES: dict[IndexMode, tuple[int, ...]] = {
     "derived": (DERIVED,),
     "explicit": (EXPLICIT, REPEATED),
@@ -95,7 +105,9 @@ COMPACT_NAMES = (*NAMES[:6], "frame digest")
 
 
 def check_header(fields: tuple[bytes | int, ...], wanted: tuple[bytes | int, ...]) -> None:
-    """Raise PayloadError naming the first field of either layout that is not the wanted one."""
+    """Raise PayloadError naming the first field of a header, of either layout, that is not the
+    wanted one.
+    """
     names = NAMES if len(wanted) == len(NAMES) else COMPACT_NAMES
     for name, got, want in zip(names, fields, wanted, strict=True):
         if got != want:
@@ -122,17 +134,19 @@ def checksum(*parts: bytes | memoryview) -> bytes:
 
 
 def seal(message: bytes, size: int, count: int, digest: bytes, dither: Dither | None) -> bytes:
-    """Checksum of version 2, over the message and what both sides know without it."""
-    who = (-1, -1) if dither is None else (dither.seed, dither.client)
-    return checksum(struct.pack("<QQ32s", size, count, digest) + repr(who).encode(), message)
+    """Checksum of version 2, over the message and what both sides know without it.
+
+    ``count``: k, or d in mode 3.
+    """
+    seed_and_client = (-1, -1) if dither is None else (dither.seed, dither.client)
+    known = struct.pack("<QQ32s", size, count, digest) + repr(seed_and_client).encode()
+    return checksum(known, message)
 
 
 def value_bytes(message: bytes) -> int:
-    """Bytes of the values in a payload that ``unpack`` has accepted: all but header, indices and
-    checksum.
+    """Bytes of the values in a payload that ``unpack`` has accepted.
 
-    Never raises: any other message gives some number from 0 to its size, one too short to be a
-    payload 0.
+    Never raises: any other message gives some number from 0 to its size.
     """
     if len(message) < COMPACT.size + CHECKSUM_BYTES:
         return 0
@@ -146,14 +160,12 @@ def value_bytes(message: bytes) -> int:
 
 
 def chosen_positions(message: bytes, shapes: Sequence[Shape], most: int) -> Int[Tensor, " sent"]:
-    """The positions that the sender of a payload chose, of one that ``unpack`` has accepted in
-    index mode chosen.
-    """
+    """The positions in a payload that ``unpack`` has accepted in index mode chosen."""
     return read_chosen(message[COMPACT.size : -CHECKSUM_BYTES], shapes, most)[0]
 
 
 def indices_held(message: bytes) -> bytes | None:
-    """Digest of the index section of one's own payload, None if it has none."""
+    """Digest of the index section of an own payload; None if it has no such section."""
     if len(message) < COMPACT.size + CHECKSUM_BYTES or message[4] != COMPACT_VERSION:
         return None
     place = COMPACT.size
@@ -166,6 +178,7 @@ def indices_held(message: bytes) -> bytes | None:
 
 
 def _show(field: object) -> str:
+    """A header field for a message: a number, or 16 hexadecimal digits."""
     return field.hex()[:16] if isinstance(field, bytes) else str(field)
 
 
@@ -185,10 +198,11 @@ def _starts(shapes: Sequence[Shape]) -> list[int]:
 def decode_indices(
     stream: bytes, shapes: Sequence[Shape], most: int | None = None
 ) -> Int[Tensor, " kept"]:
-    """The positions that ``encode_indices`` wrote. Allocates in proportion to the shapes, whatever
-    the bytes say.
+    """The positions that ``encode_indices`` wrote.
 
-    With ``most``: no more positions than that, and in proportion to them and to the stream.
+    ``most``: the most positions; None for all.
+    Guarantee: whatever the bytes are, memory is in proportion to the shapes or, with ``most``, to
+    that and the stream.
     Raises ValueError for bytes that no encoder makes.
     """
     starts = _starts(shapes)
@@ -204,8 +218,8 @@ def decode_indices(
 
 
 def section_bound(shapes: Sequence[Shape], most: int) -> int:
-    """Largest size of ``encode_indices`` for ``most`` positions: bitmaps, or gaps of the widest
-    kind.
+    """Largest size of ``encode_indices`` for ``most`` positions: all blocks as bitmaps, or as
+    largest gaps.
     """
     sizes = [math.prod(shape) for shape in shapes]
     width = len(leb128(max([1, *sizes]) - 1))
@@ -223,11 +237,11 @@ def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> l
 def read_chosen(
     body: bytes, shapes: Sequence[Shape], most: int
 ) -> tuple[Int[Tensor, " kept"], bytes]:
-    """Positions that a sender chose, at most ``most``, from a section that starts with its size;
-    and what follows it.
+    """At most ``most`` positions that a sender chose, and the bytes after them.
 
-    Guarantee: nothing is read beyond the longest section of ``most`` positions, and each set has
-    one form only.
+    ``body`` starts with the size of the index section.
+    Guarantee: no section is read that is longer than ``most`` positions need, and only the cheapest
+    form of a set is accepted.
     Raises ValueError for bytes that no encoder makes.
     """
     longest = section_bound(shapes, most)
@@ -249,6 +263,7 @@ def digest_of(section: bytes) -> bytes:
 
 
 def _block(kept: np.ndarray, shape: Shape) -> bytes:
+    """The cheapest form of the kept positions of one block."""
     size = math.prod(shape)
     if len(kept) == size:
         return bytes([ALL])
@@ -265,10 +280,12 @@ def _block(kept: np.ndarray, shape: Shape) -> bytes:
 
 
 def _bits(form: int, mask: np.ndarray) -> bytes:
+    """A form byte and a bit for each entry."""
     return bytes([form]) + np.packbits(mask).tobytes()
 
 
 def _gaps(form: int, ascending: np.ndarray) -> bytes:
+    """A form byte and the gaps of ascending numbers."""
     gaps = np.diff(ascending, prepend=-1) - 1
     if len(gaps) and int(gaps.max()) >= 128:
         body = b"".join(leb128(int(gap)) for gap in gaps)
@@ -278,34 +295,34 @@ def _gaps(form: int, ascending: np.ndarray) -> bytes:
 
 
 def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.ndarray, int]:
+    """At most ``most`` kept positions of one block, and the place after them."""
     if place >= len(stream):
         raise ValueError("payload indices: cut short")
     form, place = stream[place], place + 1
     if form == ALL:
-        return np.arange(_few(math.prod(shape), most)), place
+        _check_count(math.prod(shape), most)
+        return np.arange(math.prod(shape)), place
     if form in (BITMAP, GAPS):
         kept, place = _read_list(stream, place, math.prod(shape), gaps=form == GAPS)
-        return kept[: _few(len(kept), most)], place
+        _check_count(len(kept), most)
+        return kept, place
     axis = (form - BITS_OF_UNITS) % 2
     if form > GAPS_OF_UNITS + 1 or len(shape) < 2:
         raise ValueError(f"payload indices: unknown form {form} for a block of shape {shape}")
     units, place = _read_list(stream, place, shape[axis], gaps=form >= GAPS_OF_UNITS)
-    _few(len(units) * (math.prod(shape) // shape[axis]), most)
+    _check_count(len(units) * (math.prod(shape) // shape[axis]), most)
     inner = math.prod(shape[axis + 1 :])
     outer = np.arange(math.prod(shape[:axis])) * (inner * shape[axis])
     positions = outer[:, None, None] + units[:, None] * inner + np.arange(inner)
     return positions.reshape(-1), place
 
 
-def _few(count: int, most: int) -> int:
-    """``count``, checked before anything is allocated. Raises ValueError if it is more than is left
-    of ``most``.
-    """
+def _check_count(count: int, most: int) -> None:
+    """Raise ValueError for more positions than are allowed, before they are allocated."""
     if count > most:
         raise ValueError(
             f"payload indices: more positions than were agreed on: {count} in a block, {most} left"
         )
-    return count
 
 
 def _read_list(stream: bytes, place: int, size: int, *, gaps: bool) -> tuple[np.ndarray, int]:

@@ -1,9 +1,9 @@
-"""One flat (index, value) message, packed by a client and unpacked by a receiver that knows its
-frame (see ``layout``).
+"""Packing a payload, one flat (index, value) message, and unpacking it at a receiver that knows the
+frame.
 
-``unpack`` trusts no byte: every field is compared with what the receiver expects before anything is
-allocated, no message may be longer than the longest honest one, and what is allocated follows from
-the receiver's own frame.
+``layout`` has the bytes. ``unpack`` trusts none of them: every field is compared with the expected
+one before anything is allocated, no message may be longer than the longest honest one, and the
+receiver's own frame decides what is allocated.
 """
 
 import math
@@ -46,15 +46,16 @@ from fedlsg.payload.layout import (
 )
 
 LARGEST_SIZE = 2**32
+"""Most coordinates of a frame."""
 AT_ONCE = 2**18
 """Values whose squares are added up in float32 at once."""
 
 
 class Sealed(bytes):
-    """A payload that this process packed: nobody can have damaged bytes that never left its memory.
+    """A payload that this process packed, whose checksum need not be computed again.
 
-    What arrives by a wire, a pickle or a file is plain ``bytes``, whose checksum is computed. A
-    slice is, too.
+    Bytes that arrive by a wire, a pickle or a file, and slices, are plain ``bytes``: their checksum
+    is computed.
     """
 
     __slots__ = ()
@@ -65,12 +66,18 @@ class Sealed(bytes):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expected:
-    """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the
-    values.
+    """What a receiver knows of a payload before it arrives.
 
-    ``codec``: with its settings; a name means the codec with its defaults. ``blocks`` are those of
-    the frame (one block of all ``size`` coordinates if None); codecs that quantize need ``dither``.
-    ``most``: positions that a sender may choose among all ``size``, in index mode chosen.
+    round: its number.
+    codec: with its settings; a name means the codec with its defaults.
+    index_mode: whether positions are derived, explicit, or chosen by the sender.
+    size: d, coordinates before the mask.
+    indices: the kept positions, ascending.
+    digest: that of the frame.
+    max_norm: bound on the L2 norm of the values.
+    blocks: the frame's; None means one block of all coordinates.
+    dither: the sender's; codecs that quantize need it.
+    most: in index mode chosen, the most positions that the sender may choose; else None.
     """
 
     round: int
@@ -86,7 +93,7 @@ class Expected:
 
     @property
     def limit(self) -> int:
-        """Values of a payload at most."""
+        """The most values of a payload."""
         return len(self.indices) if self.most is None else self.most
 
 
@@ -106,12 +113,13 @@ def pack(
     """Serialize k kept values and their k ascending positions in a flat vector of ``size``
     coordinates.
 
-    ``digest``: 32 bytes, that of the frame; ``blocks``: the frame's, one of all coordinates if
-    None; ``dither``: the client's, which codecs that quantize need; ``earlier``: the client's
-    payload before, whose explicit indices are not sent again (chosen ones always are). The bytes
-    are described in ``layout``.
-    Guarantee: only values that are already noisy are rounded: post-processing, epsilon is
-    untouched.
+    digest: 32 bytes, that of the frame.
+    blocks: the frame's; None means one block of all coordinates.
+    dither: the client's; codecs that quantize need it.
+    earlier: the client's last payload. Explicit indices that are equal to its own are not sent
+        again; chosen ones always are.
+    Guarantee: only values that are already noisy are rounded. This is post-processing: epsilon does
+    not change.
     Raises ValueError for an unknown codec or index mode; PayloadError for values that are not
     finite in the codec's range, a wrong digest or round, or indices that do not fit.
     """
@@ -129,43 +137,39 @@ def pack(
         header = HEADER.pack(
             MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest
         )
-        # may be the memory of values, copied once below
+        # the body may be the memory of values, which join copies
         body = _encode(values, [len(values)], codec, dither, round)
         return Sealed(b"".join((header, body, checksum(header, body))))
-    mode, section = _index_section(indices, _shapes(blocks, size), index_mode, earlier)
+    shapes = _shapes(blocks, size)
+    mode, section = _index_section(indices, shapes, index_mode, earlier)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, round, digest[:16])
-    message = (
-        header
-        + section
-        + _encode(values, counts_within(indices, _shapes(blocks, size)), codec, dither, round)
-    )
+    body = _encode(values, counts_within(indices, shapes), codec, dither, round)
+    message = b"".join((header, section, body))
     return message + seal(message, size, size if mode == CHOSEN else len(values), digest, dither)
 
 
 def _index_section(
     indices: Tensor, shapes: Sequence[Shape], index_mode: IndexMode, earlier: bytes | None
 ) -> tuple[int, bytes]:
-    """The index mode of the header, and the bytes that say which positions the values have."""
+    """The number of the index mode in the header, and the bytes of the values' positions."""
     if index_mode == "derived":
         return DERIVED, b""
-    whole = encode_indices(indices, shapes)
-    if (
-        index_mode == "explicit"
-        and earlier is not None
-        and indices_held(earlier) == digest_of(whole)
-    ):
-        return REPEATED, digest_of(whole)
-    return CHOSEN if index_mode == "chosen" else EXPLICIT, LENGTH.pack(len(whole)) + whole
+    section = encode_indices(indices, shapes)
+    if index_mode == "chosen":
+        return CHOSEN, LENGTH.pack(len(section)) + section
+    if earlier is not None and indices_held(earlier) == digest_of(section):
+        return REPEATED, digest_of(section)
+    return EXPLICIT, LENGTH.pack(len(section)) + section
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     """The k float32 values of a payload that is exactly what ``expected`` describes.
 
-    Guarantee: ``message`` may be any bytes, of a hostile client too. What comes back is finite and
-    its norm is within ``max_norm`` and the codec's rounding; what is allocated follows from
-    ``expected`` alone.
-    If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not
-    send.
+    In index mode chosen they are the values of all ``size`` coordinates, 0 at those that were not
+    sent.
+    Guarantee: ``message`` may be any bytes, also of a hostile client. The values are finite and
+    their norm is within ``max_norm`` and the codec's rounding; ``expected`` alone decides what is
+    allocated.
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index
     mode, round, size, count, frame digest, checksum, indices, grid step, malformed or non-finite
     values, norm. (Version 2 has no field for size and count: they are under its checksum.)
@@ -187,6 +191,7 @@ def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
 
 
 def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
+    """The values of a message of version 1, without a look at finiteness and norm."""
     count = len(expected.indices)
     length = payload_bytes(count, codec)
     if len(message) != length:
@@ -213,24 +218,30 @@ def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
 
 
 def _unpack_compact(message: bytes, expected: Expected, codec: Codec) -> Tensor:
+    """The values of a message of version 2, without a look at finiteness and norm."""
     shapes = _shapes(expected.blocks, expected.size)
     if expected.index_mode == "chosen":
         body = _open(message, expected, codec, section_bound(shapes, expected.limit))[1]
         return _unpack_chosen(body, expected, codec, shapes)
     section = encode_indices(expected.indices, shapes) if expected.index_mode == "explicit" else b""
     mode, body = _open(message, expected, codec, len(section))
-    held = {
+    positions = {
         DERIVED: b"",
         EXPLICIT: LENGTH.pack(len(section)) + section,
         REPEATED: digest_of(section),
     }[mode]
-    if not body.startswith(held):
+    if not body.startswith(positions):
         raise PayloadError("payload indices: they differ from the mask of this round")
-    return _decode(body[len(held) :], counts_within(expected.indices, shapes), codec, expected)
+    counts = counts_within(expected.indices, shapes)
+    return _decode(body[len(positions) :], counts, codec, expected)
 
 
 def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tuple[int, bytes]:
-    """Index mode and body of a message whose length, header and checksum are right."""
+    """Index mode and body of a message of version 2.
+
+    Raises PayloadError unless its length, header and checksum are right. ``section``: the most
+    bytes of indices.
+    """
     least, most = COMPACT.size + CHECKSUM_BYTES, longest(expected, section)
     if not least <= len(message) <= most:
         raise PayloadError(f"payload length: expected {least} to {most} bytes, got {len(message)}")
@@ -252,7 +263,7 @@ def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tup
 def _unpack_chosen(
     body: bytes, expected: Expected, codec: Codec, shapes: Sequence[Shape]
 ) -> Tensor:
-    """Values where the sender chose to send, 0 elsewhere."""
+    """All values of a body in index mode chosen: 0 at positions that were not sent."""
     try:
         positions, rest = read_chosen(body, shapes, expected.limit)
     except ValueError as error:
@@ -264,6 +275,7 @@ def _unpack_chosen(
 def _encode(
     values: Tensor, counts: Sequence[int], codec: Codec, dither: Dither | None, round: int
 ) -> bytes | memoryview:
+    """The codec's bytes. Raises PayloadError for values that are not finite in its range."""
     if not all_finite(values, norm_of(values)):
         raise PayloadError(f"values are not finite as {codec.name}")
     try:
@@ -275,6 +287,7 @@ def _encode(
 def _decode(
     body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected
 ) -> Tensor:
+    """The codec's values. Raises PayloadError for bytes that no encoder makes."""
     try:
         values = codec.decode(
             body, counts, expected.dither, expected.round, max_norm=expected.max_norm
@@ -290,14 +303,15 @@ def _decode(
 
 
 def longest(expected: Expected, section: int) -> int:
-    """Bytes that no honest payload exceeds, whatever its values: 16 a value, 4 a block, header and
-    indices.
+    """Bytes that no honest payload exceeds: 16 a value, 4 a block, header, indices, and 32 to
+    spare.
     """
     blocks = 1 if expected.blocks is None else len(expected.blocks)
     return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * expected.limit
 
 
 def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
+    """The shapes of the blocks; without blocks, one of all coordinates."""
     return [(size,)] if blocks is None else [block.shape for block in blocks]
 
 
@@ -305,13 +319,13 @@ def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
     """Raise PayloadError unless there is one value an index, and indices ascend within ``size``
     coordinates.
     """
-    global _checked
+    global _last_checked
     if values.shape != indices.shape or values.ndim != 1:
         raise PayloadError(
             f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}"
         )
-    known, version, most = _checked
-    if known() is indices and version == indices._version and most == size:
+    reference, version, last_size = _last_checked
+    if reference() is indices and version == indices._version and last_size == size:
         return
     if size > LARGEST_SIZE or (
         len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size
@@ -319,33 +333,27 @@ def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
         raise PayloadError(f"indices do not fit into {size} coordinates")
     if not bool((indices[1:] > indices[:-1]).all()):
         raise PayloadError("indices must ascend without repeats")
-    _checked = weakref.ref(indices), indices._version, size
+    _last_checked = weakref.ref(indices), indices._version, size
 
 
-_checked: tuple[Callable[[], Tensor | None], int, int] = (lambda: None, 0, 0)
-"""The last positions that passed, their version, and their coordinates: all clients of a round
-share one frame.
+_last_checked: tuple[Callable[[], Tensor | None], int, int] = (lambda: None, 0, 0)
+"""The last positions that were accepted, their version, and ``size``: all clients of a round share
+one frame.
 """
 
 
 def norm_of(values: Float[Tensor, " kept"]) -> float:
-    """L2 norm, to float32's precision for any number of values; not finite if a value is not, or if
-    it overflows.
+    """L2 norm, to float32's precision for any number of values.
 
-    In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten
-    times as long.
+    It is not finite if a value is not, or if the norm overflows. It is computed in pieces: one
+    float32 sum over very many values would stop growing, and a float64 one takes ten times as long.
     """
     if len(values) <= AT_ONCE:
         return float(torch.linalg.vector_norm(values))
-    return float(
-        torch.stack([torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)])
-        .double()
-        .norm()
-    )
+    norms = [torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)]
+    return float(torch.stack(norms).double().norm())
 
 
 def all_finite(values: Float[Tensor, " kept"], norm: float) -> bool:
-    """Whether every value is finite; looks at single values only if their ``norm`` is not
-    finite.
-    """
+    """Whether every value is finite; single values are read only if their ``norm`` is not."""
     return math.isfinite(norm) or bool(values.isfinite().all())

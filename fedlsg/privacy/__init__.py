@@ -1,5 +1,15 @@
-"""Clip and noise, Poisson sampling and shuffled batches, and the ledger of the privacy that each
-client has spent.
+"""Privacy of a client: clip and noise, batches, and the ledger of the privacy that it has spent.
+
+mechanism                        the clip, the noise, and the noise multiplier that is charged
+clip_norms, clip                 norms of gradients, and their clipped sum
+sampling                         Poisson batches and shuffled ones
+ledger_entry, ledger_file        one charge, its line, and the file of one client
+ledger, run_ledger, ledger_copy  the ledger of a client, of a simulated run, and a copy elsewhere
+totals                           what the entries of a ledger add up to, for each reader
+limits                           limits that the owner of a node sets
+data_record                      what this process has spent on the same rows
+trained_weights, weight_digest, known_weights
+                                 weights that private runs have trained
 """
 
 from fedlsg.privacy.clip import clipped_sum

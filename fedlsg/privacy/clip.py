@@ -1,12 +1,11 @@
-"""What do the examples of a batch add up to, if each is clipped to norm C first?
+"""The sum of the examples' gradients of a batch, each clipped to norm C.
 
-Input are per-example gradients of the kept coordinates, one tensor for each block of a frame
-(``per_example_gradients`` has dropped the others): the same coordinates are clipped, summed and
-made noisy. Norms and factors are in ``clip_norms``.
+Inputs are per-example gradients of the kept coordinates, one tensor for each block of a frame: the
+same coordinates are clipped, summed and made noisy. Norms and factors are in ``clip_norms``.
 
-An example whose gradient is not finite must add exactly zero. Whether there is one is known on the
-device only, and a host that asks must wait. So a sum is first taken as if all were finite. The host
-asks last, and takes the sum again if some are not.
+An example whose gradient is not finite must add exactly zero. Only the device knows whether there
+is one, and a host that asks must wait. So the sum is first computed as if all were finite. The host
+asks last, and computes the sum again if some are not.
 """
 
 import math
@@ -24,9 +23,10 @@ from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, reads_once, weighted_sum
 
 NARROW_SUM = 32
-"""Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 *
-2^-24 C to the difference that one example makes: 3.1e-5 C at 32. At 256 aligned examples, 2.3e-4 C
-were measured."""
+"""Largest number n of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 *
+2^-24 C to the difference that one example makes: 3.1e-5 C at n = 32. With 256 parallel gradients,
+2.3e-4 C were measured.
+"""
 
 
 def clipped_sum(
@@ -53,6 +53,7 @@ def clipped_sum(
     """
     if not mechanism.clips:
         dtype = torch.float64 if wide else narrow_type(gradients)
+        # ghost gradients exist only under a joint clip
         blocks = [block for block in gradients if isinstance(block, Tensor)]
         return torch.cat([block.sum(0, dtype=dtype).flatten() for block in blocks])
     norms = clip_norms(gradients, mechanism)
@@ -118,7 +119,7 @@ def _sums_of_slots(
     counts: Sequence[int],
     slot: int,
 ) -> Float[Tensor, "slots kept"]:
-    """The clipped sum of the first rows of each slot, of the first ``counts[i]`` of slot i.
+    """The clipped sum of each slot's first rows; slot i has ``counts[i]`` of them.
 
     The other rows of a slot get the factor 0, so that all slots have one shape.
     """
@@ -158,23 +159,17 @@ def _sum_of_finite(
     total = _weighted_total(gradients, norms, mechanism, None, wide=wide, shuffled=shuffled)
     if finite.all():
         return total
-    # An infinite norm may be a square that passed the range of float32: take the exact one. The
-    # norms of other examples stay as they are, so that what they add does not depend on these.
+    # An infinite norm may be a square beyond the range of float32: take the exact one. The norms of
+    # other examples stay, so that their part of the sum does not depend on this example.
     norms = torch.where(finite, norms, clip_norms(gradients, mechanism, exact=True))
     finite = norms.isfinite().all(0)
     norms = norms.masked_fill(~finite, 0.0)
-    rows = [
-        block if isinstance(block, GhostGradients) else _zero_unless(finite, block)
-        for block in gradients
-    ]
-    return _weighted_total(rows, norms, mechanism, finite, wide=wide, shuffled=shuffled)
-
-
-def _zero_unless(
-    finite: Bool[Tensor, " batch"], block: Float[Tensor, "batch *kept"]
-) -> Float[Tensor, "batch *kept"]:
-    """The block with zeros in the rows that are not finite."""
-    return block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+    blocks = []
+    for block in gradients:
+        if isinstance(block, Tensor):
+            block = block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+        blocks.append(block)
+    return _weighted_total(blocks, norms, mechanism, finite, wide=wide, shuffled=shuffled)
 
 
 def _weighted_total(

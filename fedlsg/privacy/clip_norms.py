@@ -1,7 +1,7 @@
-"""How long is an example's gradient, and by what factor does the clip scale it?
+"""Norms of examples' gradients, and the factors by which the clip scales them.
 
-Input are per-example gradients, one tensor for each block of a frame. Symbol: C clip norm. The sums
-of scaled gradients are in ``clip``.
+Inputs are per-example gradients, one tensor for each block of a frame. Symbol: C clip norm. The
+sums of scaled gradients are in ``clip``.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def clip_factors(
 def clip_parts(
     units: Sequence[Float[Tensor, "batch kept"]], frame: Frame
 ) -> list[Float[Tensor, "batch kept"]]:
-    """Each example's embeddings together scaled to norm ``frame.part_norm`` at most, and its rests.
+    """Scale each example's embeddings together to at most ``frame.part_norm``, and so its rests.
 
     For methods that split a gradient into an embedding in few coordinates and the rest that these
     do not reach. Without a ``part_norm`` nothing is scaled.
@@ -91,9 +91,7 @@ def clip_parts(
     squares = [torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square() for u in units]
     scales = {}
     for rest in (False, True):
-        of_part = [
-            square for square, of_rest in zip(squares, is_rest, strict=True) if of_rest is rest
-        ]
+        of_part = [square for square, flag in zip(squares, is_rest, strict=True) if flag is rest]
         norms = sum(of_part) ** 0.5
         scales[rest] = (bound / norms.clamp_min(bound)).unsqueeze(1)
     return [u * scales[rest].to(u) for u, rest in zip(units, is_rest, strict=True)]

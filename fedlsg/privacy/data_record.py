@@ -1,11 +1,11 @@
-"""What this process has spent on the same rows. Runs with ledgers of their own know nothing of each
-other: they add up.
+"""The epsilon of all runs of this process on the same rows.
 
-Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views
-are a part; the object of a Dataset or a table; each row of a list; or the path of a file.
-Wrappers (``Subset``, ``ConcatDataset``, functions of positions) are seen through. Copies have
-another origin. Memory that a tensor or an array has borrowed (``torch.from_numpy``) counts as
-the same until the process ends, for nobody says when it is used for something else.
+A run with a ledger of its own does not count other runs; their epsilons add up. Rows are recognised
+by their origin: the memory of tensors and arrays, with all slices and views; the object of a
+Dataset or a table; each row of a list; or the path of a file. Wrappers (``Subset``,
+``ConcatDataset``, functions of positions) are looked through. Copies have another origin. Memory
+that a tensor or an array has borrowed (``torch.from_numpy``) counts as the same until the process
+ends, because its next use cannot be noticed.
 """
 
 import math
@@ -35,22 +35,20 @@ from fedlsg.user_code.objects import walk
 from fedlsg.user_code.short_traceback import user_level
 
 LEAST = 10
-"""A tensor that data or functions hold is data itself if it has one row for so many of theirs, or
-more.
-"""
+"""A tensor inside of data with n rows is data itself if it has n / LEAST rows or more."""
 
 
 class SpentTogetherWarning(UserWarning):
-    """A second private run on the same rows, whose epsilon leaves out what the first one has
-    spent.
-    """
+    """A second private run on the same rows, whose epsilon does not count the first one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows are: bytes from ``start`` to ``end`` of a device, or one object, or one file.
+    """The place of rows: bytes of a device, one object, or one file.
 
-    ``life``: gives None once that has ceased to exist, and its memory is used again.
+    space: the device, "object", or the path of the file.
+    start, end: addresses of the bytes; the id of the object and one more; 0 and 1 of a file.
+    life: returns None once the rows no longer exist, as their memory may be used again.
     """
 
     space: str
@@ -59,16 +57,18 @@ class Place:
     life: Callable[[], object] = field(compare=False)
 
     def overlaps(self, other: "Place") -> bool:
-        """Whether two places have something in common."""
+        """Whether two places have a byte, an object or a file in common."""
         return self.space == other.space and self.start < other.end and other.start < self.end
 
 
 @dataclass(kw_only=True, eq=False)
 class DataRun:
-    """A run that spends on rows. ``ledger``: its path. ``charged``: the entries now, one sequence a
-    client.
+    """A run on rows.
 
-    ``warns``: it has secret noise, and nobody said that its ledger is that of the data.
+    ledger: path of its ledger.
+    charged: returns the entries now, a sequence for each client.
+    delta: that of the run; None if it has none.
+    warns: whether the run has secret noise, and its user did not choose the ledger for the data.
     """
 
     ledger: str
@@ -77,9 +77,7 @@ class DataRun:
     warns: bool
 
     def read(self, places: Sequence[Place]) -> None:
-        """Note that the run reads rows there. The second run that ``warns`` on the same rows does
-        so.
-        """
+        """Record that the run reads rows at ``places``; a second run with ``warns`` warns."""
         known = runs_on(places)
         with _LOCK:
             _READ.extend((place, self) for place in places if (place, self) not in _READ)
@@ -95,7 +93,7 @@ class DataRun:
 
 
 _READ: list[tuple[Place, DataRun]] = []
-"""Which run has read where."""
+"""The places of rows, with the runs that have read them."""
 _LOCK = Lock()
 
 
@@ -108,8 +106,7 @@ def runs_on(places: Sequence[Place]) -> list[DataRun]:
 
 
 def epsilon_of_data(data: Any, delta: float | None = None) -> float:
-    """Epsilon of everything that this process has spent on rows of ``data``: an upper bound for
-    each of them.
+    """Epsilon of all runs of this process on rows of ``data``: an upper bound for each row.
 
     data: what steps and runs were given, or a part of it: tensors, arrays, a Dataset, a table, a
     path, a pair of them.
@@ -151,8 +148,8 @@ def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> floa
 
 
 def places_of(data: Any, rows: int = 0) -> list[Place]:
-    """Where the rows of data are; ``rows``: how many there are, to leave out smaller things that
-    data hold.
+    """The places of the rows of data; ``rows``: their number, by which smaller things inside are
+    left out.
     """
     if isinstance(data, str | os.PathLike):
         return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: data)]
@@ -164,7 +161,7 @@ def places_of(data: Any, rows: int = 0) -> list[Place]:
 
 
 def _is_data(thing: Any, rows: int) -> bool:
-    """Whether a thing that data hold is data itself, and no constant of a transform or weight of a
+    """Whether a thing inside of data is data itself, and no constant of a transform or weight of a
     model.
     """
     if isinstance(thing, Tensor | np.ndarray):
@@ -176,13 +173,14 @@ def _is_data(thing: Any, rows: int) -> bool:
 
 
 def _is_arrow(thing: Any) -> bool:
-    """Whether a thing is a table of pyarrow, which data of the hub are made of."""
+    """Whether a thing is a table of pyarrow; data of the hub have them."""
     return type(thing).__module__.startswith("pyarrow") and hasattr(thing, "itercolumns")
 
 
 def _places_of_row(row: Any) -> Iterator[Place]:
-    """Of a row: its tensors and arrays; an object without any is kept, so that no other gets its
-    id.
+    """The places of a row: its tensors and arrays, or else the object.
+
+    Such an object is kept alive, so that no other one gets its id.
     """
     memory = [part for part in walk([row], set()) if isinstance(part, Tensor | np.ndarray)]
     yield from chain(*map(_places_of, memory))
@@ -191,8 +189,8 @@ def _places_of_row(row: Any) -> Iterator[Place]:
 
 
 def _places_of(thing: Any) -> Iterator[Place]:
-    """The place of a thing: of memory, all that was allocated with it; of a table, those of its
-    columns, too; of a list of rows, those of all its rows.
+    """The places of a thing: of memory, the whole allocation; of a table, also those of its
+    columns; of a list, those of all its rows.
     """
     if isinstance(thing, np.memmap) and thing.filename is not None:
         yield from places_of(thing.filename)

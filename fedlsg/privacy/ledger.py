@@ -1,11 +1,10 @@
-"""What a client is charged for (``Charges``), and the ledger that one client keeps of its own
-(``Ledger``).
+"""Charges, the entries of one client and their epsilon, and Ledger, the file that a client keeps.
 
-Each charge is on disk before anything that it pays for is released. A ``Ledger`` is one append-only
-file, the authority for privacy accounting where clients keep their own; in a simulation the
-driver's ``RunLedger`` has all clients. A hash chain cannot show that the file was cut off at the
-end of a line. Checkpoints therefore store a ``snapshot``, and ``verify_extends`` refuses a ledger
-that is shorter than its checkpoint says.
+Each charge is on disk before the values that it pays for are released. A ``Ledger`` is one
+append-only file, and the authority for the privacy of a client that keeps its own; in a simulation
+the driver's ``RunLedger`` has all clients. A hash chain cannot show that the file was cut off at
+the end of a line. Checkpoints therefore store a ``snapshot``, and ``verify_extends`` refuses a
+ledger that is shorter than that of its checkpoint.
 """
 
 import contextlib
@@ -51,7 +50,11 @@ __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
 
 class Charges(ABC):
-    """The entries of one client, wherever they are kept, and what follows from them."""
+    """The entries of one client, wherever they are kept, and the epsilon of all of them.
+
+    path: the file, for messages.
+    client: the client's number.
+    """
 
     path: Path
     client: int
@@ -76,39 +79,33 @@ class Charges(ABC):
         return max((entry.attempt + 1 for entry in self.of_round(round, run)), default=0)
 
     def next_batch(self, entry: Entry, *, repeat: bool = False) -> Entry:
-        """The entry of shuffled batches with the ones that it takes: those after all that this
-        ledger has charged.
+        """An entry of shuffled batches with its ``first_batch``, after all charged ones; others as
+        they are.
 
         A failed attempt has used its batches up, so that no example is in two batches of an epoch.
-        ``repeat``: the batches of the first attempt at the round, if there was one. That draws the
-        same release again, which is only true of reproducible noise.
+        ``repeat``: take the batches of the first attempt at the round, if there was one. With
+        reproducible noise, and only then, this is the same release again.
         """
         if not entry.batches:
             return entry
-        earlier = [
-            e for e in self.of_round(entry.round, entry.run) if order_of(e) == order_of(entry)
-        ]
-        first = (
-            earlier[0].first_batch
-            if repeat and earlier
-            else self._totals().taken.get(order_of(entry), 0)
-        )
-        return replace(entry, first_batch=first)
+        order = order_of(entry)
+        if repeat:
+            for earlier in self.of_round(entry.round, entry.run):
+                if order_of(earlier) == order:
+                    return replace(entry, first_batch=earlier.first_batch)
+        return replace(entry, first_batch=self._totals().taken.get(order, 0))
 
     def events(self, reader: Reader = STRONGEST_READER) -> tuple[Event, ...]:
-        """The entries of mechanism "dp" as a reader sees them, merged by (q, sigma), with the sum
-        of their Lambdas.
+        """The private entries as events for a reader, merged by (q, sigma): see ``Totals.events``.
 
-        See ``Totals.events``. ``epsilon`` says what the other entries mean.
+        Other entries are left out; ``epsilon`` is infinite with them.
         """
         return self._totals().events(reader)
 
     def epsilon(
         self, delta: float, accountants: Sequence[str] = ("prv", "pld")
     ) -> EpsilonBound | float:
-        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry has none
-        (``has_epsilon``).
-        """
+        """Epsilon spent so far, for the strongest reader; ``math.inf`` unless ``has_epsilon``."""
         if not self.has_epsilon:
             return math.inf
         return compose(self.events(), delta=delta, accountants=accountants)
@@ -130,29 +127,28 @@ class Charges(ABC):
         """Whether charging ``entry`` would exceed the budget. With ``run``, only the entries of
         that run count.
 
-        A loss that no accountant certifies exceeds it.
-
-        Far from the budget a bound in closed form decides. Near it, one cached ``max_steps`` gives
-        the number of steps that are allowed at the (q, sigma) of ``entry`` in addition to all else
-        (nothing, or a pruning round), and each charge is one integer comparison. Lambda of the
-        entries (``Entry.log_ratio``) is part of all three.
+        A loss that no accountant certifies exceeds it. Lambda of the entries (``Entry.log_ratio``)
+        is part of all three steps:
+        1. Far from the budget a bound in closed form decides.
+        2. Near it, one cached ``max_steps`` gives the number of steps that are allowed at the (q,
+           sigma) of ``entry``, next to at most one other setting (a pruning round). Each charge is
+           then one integer comparison.
+        3. Otherwise ``compose`` decides, also above that number: upper bounds need not be monotone
+           to the last step.
         """
-        before = (
-            self._totals()
-            if run is None
-            else Totals().extended([e for e in self.entries if e.run == run])
-        )
+        before = self._totals()
+        if run is not None:
+            before = Totals().extended([e for e in self.entries if e.run == run])
         if not entry.private or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
         events = before.with_next(entry).events()
         if surely_within(events, epsilon=epsilon_budget, delta=checked_delta(delta)):
             return False
-        now = next((e for e in events if (e.sample_rate, e.noise_multiplier) == setting), None)
-        if now is not None and len(events) <= 2:
-            besides = tuple(e for e in events if e is not now)
-            if any(now.steps <= most for most in _allowed(now, besides, epsilon_budget, delta)):
-                # above it, compose: upper bounds need not be monotone to the last step
+        same = next((e for e in events if (e.sample_rate, e.noise_multiplier) == setting), None)
+        if same is not None and len(events) <= 2:
+            besides = tuple(e for e in events if e is not same)
+            if any(same.steps <= most for most in _allowed(same, besides, epsilon_budget, delta)):
                 return False
         try:
             return compose(events, delta=delta).upper > epsilon_budget
@@ -160,8 +156,9 @@ class Charges(ABC):
             return True
 
     def check_within(self, entry: Entry, within: tuple[float, float] | None) -> None:
-        """Raise BudgetError if ``entry`` would exceed a budget (epsilon, delta) together with all
-        else.
+        """Raise BudgetError if ``entry`` and all others would exceed the budget (epsilon, delta).
+
+        ``within``: the budget; None for no limit.
         """
         if within is not None and self.would_exceed(entry, *within):
             raise BudgetError(
@@ -171,8 +168,8 @@ class Charges(ABC):
             )
 
     def check_new(self, entry: Entry) -> None:
-        """Raise LedgerError for an entry of another unit than those before, or one that is charged
-        already.
+        """Raise LedgerError for an entry that is charged already, or of another unit than the
+        others.
         """
         if self._other_unit(entry):
             raise LedgerError(
@@ -186,13 +183,15 @@ class Charges(ABC):
             )
 
     def _other_unit(self, entry: Entry) -> bool:
+        """Whether some entry has another unit."""
         return any(known.unit != entry.unit for known in self.entries)
 
     def _has(self, entry: Entry) -> bool:
+        """Whether the key of an entry is charged already."""
         return any(known.key == entry.key for known in self.of_round(entry.round, entry.run))
 
     def _totals(self) -> Totals:
-        """Those of the entries now."""
+        """The totals of all entries now."""
         entries = self.entries
         self._known = self._known.extended(entries)
         self._rounds.extend(entries)
@@ -231,9 +230,7 @@ class Ledger(Charges):
         return self._read().entries
 
     def begin(self) -> None:
-        """Write whose ledger it is, if the file does not say so yet. Raises LedgerError if it
-        cannot be written.
-        """
+        """Write the header, if there is none. Raises LedgerError if it cannot be written."""
         with self._appendable() as descriptor:
             self._begin(descriptor)
 
@@ -260,8 +257,9 @@ class Ledger(Charges):
             self._append(descriptor, entry)
 
     def snapshot(self) -> tuple[int, str]:
-        """(number of entries, hash of the last line): a checkpoint stores it, ``verify_extends``
-        compares it.
+        """(number of entries, hash of the last line), which a checkpoint stores.
+
+        ``verify_extends`` compares it.
         """
         state = self._read()
         return len(state.entries), state.head
@@ -296,6 +294,7 @@ class Ledger(Charges):
             ) from error
 
     def _append(self, descriptor: int, entry: Entry) -> None:
+        """Write an entry, after the header if there is none."""
         self.check_new(entry)
         self._begin(descriptor)
         state = self._read()
@@ -303,16 +302,18 @@ class Ledger(Charges):
         self._write(descriptor, replace(state, entries=(*state.entries, entry)), line)
 
     def _begin(self, descriptor: int) -> None:
-        """Write the header, if there is none. It is on disk before any charge: nobody has drawn for
-        a file whose header is torn.
+        """Write the header, if there is none.
+
+        It is on disk before any charge: nothing was drawn for a file whose header is torn.
         """
         state = self._read()
         if not state.heads:
             self._write(descriptor, state, encode_header(self.client))
 
     def _write(self, descriptor: int, state: State, line: bytes) -> None:
-        """Append a line to the file, which then has the entries of ``state``. What a crash left of
-        another one goes before.
+        """Append a line to the file, which then has the entries of ``state``.
+
+        Text that a crash left after the last whole line is removed first.
         """
         line_feed = b""
         if os.fstat(descriptor).st_size > state.size:
@@ -329,7 +330,7 @@ class Ledger(Charges):
 
 
 def _owner_of(path: Path) -> int:
-    """The client that a ledger's file names. Raises LedgerError where none is named."""
+    """The client that a ledger's file names. Raises LedgerError if it names none."""
     owner, state = load(path, None)
     if not state.heads:
         raise LedgerError(
@@ -339,30 +340,32 @@ def _owner_of(path: Path) -> int:
     return owner
 
 
-def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float) -> Iterator[int]:
-    """The steps that a budget allows: the last number is exact. With many settings, a lower bound
-    comes first.
+def _allowed(
+    event: Event, besides: tuple[Event, ...], budget: float, delta: float
+) -> Iterator[int]:
+    """Numbers of steps of ``event`` that a budget allows, with ``besides``: lower bounds, the last
+    one exact.
 
-    The lower bound is for a larger q and a smaller sigma, from a grid. Those steps cost more. If
-    the steps have a Lambda, that of one step is raised to the grid, too, in every number: sums of
-    Lambdas differ in their last bits, and each new value is a search. The last number is then a
-    lower bound as well.
+    After searches for many settings, the first number is for a larger q and a smaller sigma, from a
+    grid, which cost more: another setting may have searched for them. If the steps have a Lambda,
+    that of one step is raised to the grid in every number: sums of Lambdas differ in their last
+    bits, and each new value would be a search. The last number is then a lower bound as well.
     """
-    charge = (now.sample_rate, now.noise_multiplier)
+    setting = (event.sample_rate, event.noise_multiplier)
     level = population.DISPLAYED
-    near = (min(population.grid_up(charge[0], level), 1.0), population.grid_down(charge[1], level))
+    q, sigma = setting
+    on_grid = (min(population.grid_up(q, level), 1.0), population.grid_down(sigma, level))
     many = max_steps.cache_info().currsize >= population.MAX_EXACT_CLIENTS
-    each = (
-        population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level)
-        if now.log_ratio
-        else 0.0
-    )
-    for q, sigma in (near, charge) if many else (charge,):
+    ratio_of_step = 0.0
+    if event.log_ratio:
+        ratio = math.nextafter(event.log_ratio / event.steps, math.inf)
+        ratio_of_step = population.ratio_up(ratio, level)
+    for q, sigma in (on_grid, setting) if many else (setting,):
         yield max_steps(
             epsilon=budget,
             delta=delta,
             sample_rate=q,
             noise_multiplier=sigma,
             besides=besides,
-            log_ratio=each,
+            log_ratio=ratio_of_step,
         )

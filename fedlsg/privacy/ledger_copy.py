@@ -23,12 +23,13 @@ from fedlsg.privacy.ledger_file import (
 from fedlsg.privacy.totals import Totals
 
 LARGEST_BYTES = 2**23
-"""Of a copy: 20,000 charges."""
+"""Most bytes of a copy: 20,000 charges."""
 LARGEST_RATIO = 1.0
-"""Lambda of all entries together; that of an honest ledger is far below."""
+"""Largest Lambda of all entries together; that of an honest ledger is far smaller."""
 LARGEST_STEPS = 10**12
+"""Most steps of all entries together."""
 MOST_EPOCHS = 10**5
-"""Epochs of shuffled batches that all entries together touch."""
+"""Most epochs of shuffled batches of all entries together."""
 
 
 def head_of(path: str | os.PathLike[str], client: int) -> str:
@@ -37,8 +38,8 @@ def head_of(path: str | os.PathLike[str], client: int) -> str:
 
 
 def lines_since(path: str | os.PathLike[str], client: int, head: str = GENESIS) -> bytes:
-    """The lines of a ledger that follow the one with hash ``head``, each with its line feed; from
-    ``GENESIS``, all.
+    """The lines of a ledger after the one with hash ``head``, each with its line feed; all after
+    ``GENESIS``.
 
     Lines that a crash tore are left out: they are not part of the chain.
     Raises LedgerError if no line has that hash: the copy is of another ledger.
@@ -61,23 +62,25 @@ def lines_since(path: str | os.PathLike[str], client: int, head: str = GENESIS) 
 def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -> None:
     """Append to a copy the lines that it lacks; when this returns, they are on disk.
 
-    ``lines`` may begin before the end of the copy; ``head`` is the hash that the copy ends with
-    afterwards.
-    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all. What it costs to
-    read and to compose is bounded.
+    lines: they may begin before the end of the copy.
+    head: the hash of the last line afterwards.
+    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all. The time to read
+    and to compose it is bounded.
     Raises LedgerError if the lines do not continue the copy, are another client's, or do not end
     with ``head``, for a copy above ``LARGEST_BYTES``, and as ``check_bounded``.
     """
     path = Path(path)
     _check_size(client, lines)
     state = load(path, client)[1]
-    here = state.head
-    given = list(lines_with_hashes(lines))
-    digests = [digest for _, digest in given]
-    new = given[digests.index(here) + 1 :] if here in digests else given
+    received = list(lines_with_hashes(lines))
+    digests = [digest for _, digest in received]
+    new = received
+    if state.head in digests:  # lines up to there are in the copy
+        new = received[digests.index(state.head) + 1 :]
     more = b"".join(line + b"\n" for line, _ in new)
     before = path.read_bytes()[: state.size] if state.heads else b""
-    joint = before + (b"" if before.endswith(b"\n") or not before else b"\n") + more
+    separator = b"" if before.endswith(b"\n") or not before else b"\n"
+    joint = before + separator + more
     _check_size(client, joint)
     try:
         after = parse(path, client, joint)
@@ -100,7 +103,7 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
 
 
 def verify(client: int, lines: bytes, head: str) -> None:
-    """Check a whole ledger as ``extend`` does with a copy that is empty; nothing is written. Raises
+    """Check a whole ledger as ``extend`` does for an empty copy, and write nothing. Raises
     LedgerError.
     """
     _check_size(client, lines)
@@ -111,11 +114,10 @@ def verify(client: int, lines: bytes, head: str) -> None:
 
 
 def check_bounded(client: int, entries: Sequence[Entry]) -> None:
-    """Raise LedgerError, with the reason, for entries of which no accountant certifies an epsilon
-    in seconds.
+    """Raise LedgerError, with the reason, for entries without an epsilon that takes seconds.
 
-    A client of its own accord would not train on: its ``epsilon-max`` is finite. One such ledger
-    would make the epsilon of the run infinite.
+    An honest client stops long before, as its ``epsilon-max`` is finite. One such ledger would make
+    the epsilon of the run infinite.
     """
     whose = f"the ledger of client {client}"
     if not all(entry.private for entry in entries):

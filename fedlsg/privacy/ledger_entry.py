@@ -8,9 +8,9 @@ damage to the last line. (Files of schema 1 lack it.)
 A crash may tear the line that is being appended. It was not synced, so nothing was drawn for it,
 and it does not count; the next append removes it. Only the last line may be torn, and only as a
 crash does it: what is left is the beginning of a record, without its line feed (``may_be_torn``).
-Any other text is damage. Files of older versions keep a torn line in the middle: there the ``prev``
-of the next line skips it. A disk that loses the end of a record which was synced leaves the same
-as a crash: nothing in the file shows that.
+Any other text is damage. A torn line may also be in the middle of a file, if the ``prev`` of the
+next line skips it: such files exist. If a disk loses the end of a record that was synced, the file
+looks as after a crash.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ SERVER = -1
 noise.
 """
 LONGEST_RUN = 64
+"""Most characters of a run's name."""
 COUNTS = (
     "client",
     "round",
@@ -57,7 +58,7 @@ class LedgerError(ValueError):
 
 
 class BudgetError(ValueError):
-    """A charge that would pass a privacy budget; nothing was charged."""
+    """A charge that would exceed a privacy budget; nothing was charged."""
 
 
 Key = tuple[int, str, int, int]
@@ -66,33 +67,39 @@ Key = tuple[int, str, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples``
-    examples.
+    """A charge: one attempt of one client in one round.
 
-    With a ``unit`` that is a person's (``units``), ``num_examples`` counts persons.
-    With ``unit="client"``: one noisy sum of whole updates. ``sample_rate`` is then the chance of a
-    client to be in it, 1.0 where the server knows who is. An entry of ``SERVER`` is for every
-    client of the run: its ``num_examples`` is the number of clients.
-
-    ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the
-    mechanism is "dp". ``reproducible`` marks noise from a known seed: it counts in a budget as if
-    it were secret, and its epsilon is infinite. ``run`` names the run in a ledger of several runs
-    (that of a deployed client); it is "" in a simulation, whose ledger belongs to one run.
-    ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for Gaussian noise, and unless the
-    mechanism is "dp".
-
-    ``batches``: of an epoch of shuffled batches (``sampling``), 0 for Poisson batches. The steps
-    are then the batches ``first_batch``, ``first_batch`` + 1, ... that the client took in this run,
-    and what they cost follows from the epochs that they touch. ``sample_rate`` is 1.0 then: who
-    reads the entry as ``steps`` releases of all examples counts too much, and never too little.
-
-    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0
-    where each payload has all of it. ``noise_multiplier`` is then that of m - t shares, which
-    protects against t of the sum's clients.
-
-    ``isolation``: the level at which the code of users ran (``fedlsg.config.isolation``).
-    ``batched``: a function of the user made rows of several positions in one call, at the user's
-    word. Neither changes what the entry costs: they say what its epsilon rests on.
+    client: whose charge it is. One of ``SERVER`` is for every client of the run.
+    round, attempt: numbers of the round, and of the attempt in it.
+    steps: noisy steps. With ``unit="client"``: one noisy sum of whole updates.
+    sample_rate: the probability of a unit to be in a step. With ``unit="client"`` it is 1.0 if the
+        server knows which clients are in the sum.
+    noise_multiplier: the effective one (noise s.d. over joint sensitivity); 0.0 if the mechanism is
+        not private.
+    clip_norm: C; infinite without a clip.
+    num_examples: examples of the client, or its persons if the ``unit`` is one. In an entry of
+        ``SERVER`` the number of clients.
+    mechanism: its name.
+    reproducible: whether the noise came from a known seed. It counts in a budget as if it were
+        secret, and its epsilon is infinite.
+    run: the run in a ledger of several runs (that of a deployed client); "" in a simulation, whose
+        ledger belongs to one run.
+    log_ratio: Lambda of all ``steps`` (``Event``); 0.0 for Gaussian noise, and if the mechanism is
+        not private.
+    unit: what the run's epsilon protects (``fedlsg.config.units``).
+    batches: number of batches of an epoch of shuffled batches (``sampling``); 0 for Poisson
+        batches. The cost then follows from the epochs of which the entry has batches.
+        ``sample_rate`` is 1.0: read as ``steps`` releases of all examples, the entry costs more,
+        never less.
+    first_batch: the entry has the batches ``first_batch``, ``first_batch`` + 1, ... of the client
+        in this run.
+    min_survivors, colluders: m and t of a sum whose clients share the noise (``totals``); 0 if each
+        payload has all of it. ``noise_multiplier`` is then that of m - t shares, which protects
+        against t of the sum's clients.
+    isolation: the level at which the code of users ran (``fedlsg.config.isolation``). It does not
+        change the cost: the epsilon rests on it.
+    batched: whether a function of the user made rows of several positions in one call. The epsilon
+        rests on the user's word that it treats them independently.
     """
 
     client: int
@@ -116,21 +123,20 @@ class Entry:
     batched: bool = False
 
     def difference(self, charge: Mapping[str, object], *, rounding: float = 0.0) -> str:
-        """The fields of which ``charge`` says something else, as "clip_norm=0.25, not 0.5"; empty
-        if none. ``rounding``: relative, of floats.
+        """The fields that are not as in ``charge``, as "clip_norm=0.25, not 0.5"; "" if all are.
+
+        ``rounding``: relative difference of floats that does not count.
         """
-
-        def same(here: object, there: object) -> bool:
-            if isinstance(here, float) and isinstance(there, float):
-                return math.isclose(here, there, rel_tol=rounding)
-            return here == there
-
-        both = {name: (getattr(self, name), value) for name, value in charge.items()}
-        return ", ".join(
-            f"{name}={here!r}, not {there!r}"
-            for name, (here, there) in both.items()
-            if not same(here, there)
-        )
+        differences = []
+        for name, other in charge.items():
+            value = getattr(self, name)
+            if isinstance(value, float) and isinstance(other, float):
+                same = math.isclose(value, other, rel_tol=rounding)
+            else:
+                same = value == other
+            if not same:
+                differences.append(f"{name}={value!r}, not {other!r}")
+        return ", ".join(differences)
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -192,8 +198,11 @@ class Entry:
             )
 
     def _least(self, name: str) -> int:
+        """The least value of one of the ``COUNTS``."""
+        if name == "num_examples":
+            return 1
         by_server = name == "client" and unit_named(self.unit).whole and self.private
-        return 1 if name == "num_examples" else SERVER if by_server else 0
+        return SERVER if by_server else 0
 
     @property
     def private(self) -> bool:
@@ -207,7 +216,7 @@ class Entry:
 
     @property
     def adjacency(self) -> str:
-        """What a neighbour of the data is: an example more or less, or one whose gradient is made
+        """How neighbouring data differ: by adding or removing an example, or by making its gradient
         0.
         """
         return ZERO_OUT if self.batches else ADJACENCY
@@ -221,8 +230,8 @@ FIELDS = tuple(field.name for field in fields(Entry))
 kind_of: Callable[[Entry], Hashable] = attrgetter(
     *(n for n in FIELDS if n not in ("client", "round", "attempt"))
 )
-"""All of an entry but whose and when it is: rows of entries of the same kinds cost the same,
-against every reader.
+"""All fields but client, round and attempt: sequences of entries of the same kinds have the same
+cost, for every reader.
 """
 OPTIONAL = {
     "run": "",
@@ -235,14 +244,12 @@ OPTIONAL = {
     "isolation": CHECKED,
     "batched": False,
 }
-"""Fields that a line leaves out at these values: lines from before these fields are still written
-the same.
-"""
+"""Fields that a line leaves out at these values, so that lines without them keep their bytes."""
 
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out at
-    their values.
+    """An entry as JSON values, without ``OPTIONAL`` fields at their values; null is an infinite
+    clip norm.
     """
     values = {name: getattr(entry, name) for name in FIELDS}
     record = {name: value for name, value in values.items() if OPTIONAL.get(name) != value}
@@ -257,32 +264,34 @@ def decode_entry(record: dict[str, Any]) -> Entry:
 
 
 def encode_entries(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Entries as JSON values, by field: a list with one value each, or a single value that all of
-    them have.
+    """Entries as JSON values, by field: a list with a value for each, or one value for all.
+
+    "client" is always a list, which says how many there are.
     """
     records = [encode_entry(entry) for entry in entries]
-    names = [name for name in FIELDS if any(name in record for record in records)]
-    columns = {name: [record.get(name, OPTIONAL.get(name)) for record in records] for name in names}
-    same = {
-        name: column[0]
-        for name, column in columns.items()
-        if name != "client" and len(set(column)) == 1
-    }
-    return columns | same
+    columns: dict[str, Any] = {}
+    for name in FIELDS:
+        if any(name in record for record in records):
+            column = [record.get(name, OPTIONAL.get(name)) for record in records]
+            is_same = name != "client" and len(set(column)) == 1
+            columns[name] = column[0] if is_same else column
+    return columns
 
 
 def decode_entries(columns: dict[str, Any]) -> list[Entry]:
-    """The entries of JSON values. Raises TypeError, KeyError or ValueError for anything else."""
-    number = len(columns["client"])
-    each = {
-        name: column if isinstance(column, list) else [column] * number
-        for name, column in columns.items()
-    }
-    rows = zip(*each.values(), strict=True)
-    return [decode_entry(dict(zip(each, row, strict=True))) for row in rows]
+    """The entries of ``encode_entries``. Raises TypeError, KeyError or ValueError for anything
+    else.
+    """
+    count = len(columns["client"])
+    lists = [
+        column if isinstance(column, list) else [column] * count for column in columns.values()
+    ]
+    rows = zip(*lists, strict=True)
+    return [decode_entry(dict(zip(columns, row, strict=True))) for row in rows]
 
 
 SCHEMA = 2
+"""The schema of files that are begun now."""
 UNSEALED = 1
 """The schema whose lines have no digest of their own."""
 GENESIS = "0" * 64
@@ -295,8 +304,9 @@ def sha256(line: bytes) -> str:
 
 
 def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bool = True) -> None:
-    """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong,
-    KeyError without.
+    """Check a line's ``prev`` and, if ``sealed``, its own digest, and remove both from its record.
+
+    Raises LedgerError if one is wrong, KeyError without a ``prev``.
     """
     if record.pop("prev") != previous:
         raise LedgerError(
@@ -313,53 +323,56 @@ def encode_header(client: int) -> bytes:
 
 
 def encoded_beginning(client: int) -> bytes:
-    """How every line of an entry of ``client`` begins."""
+    """The beginning of every line of an entry of ``client``."""
     return f'{{"client": {client}, "round": '.encode()
 
 
 def may_be_torn(line: bytes, beginnings: Iterable[bytes], previous: str) -> bool:
-    """Whether a crash may have left a line of a record that begins in one of these ways, and whose
-    ``prev`` is ``previous``: a part from its beginning, with all that it has.
+    """Whether a line may be the first part of a record, which a crash left.
+
+    ``beginnings``: the ways in which records begin. ``previous``: the record's ``prev``.
     """
-    begun = any(line.startswith(each[: len(line)]) for each in beginnings)
+    begins = any(line.startswith(beginning[: len(line)]) for beginning in beginnings)
     _, _, link = line.partition(b'"prev": "')
-    return begun and bool(_PRINTED.fullmatch(line)) and previous.encode().startswith(link[:64])
+    return begins and bool(_PRINTED.fullmatch(line)) and previous.encode().startswith(link[:64])
 
 
 def client_of_torn_header(line: bytes) -> int | None:
-    """The client of a header that a crash tore: -1 where the line does not say it yet, None for
-    what is not a part of a header.
+    """The client of a header that a crash tore; -1 if it is torn before the client's last digit.
+
+    None for a line that is not the first part of a header.
     """
-    named = _HEADER.match(line)
-    digits = (named and {b"": b"0", b"-": b"-1"}.get(named[1], named[1])) or b"0"
-    if not encode_header(int(digits)).startswith(line):
+    match = _HEADER.match(line)
+    digits = match[1] if match else b""
+    # a header that ends before the client, or at its sign, can be that of client 0, or -1
+    client = int({b"": b"0", b"-": b"-1"}.get(digits, digits))
+    if not encode_header(client).startswith(line):
         return None
-    return int(digits) if named and named[2] else -1
+    return client if match and match[2] else -1
 
 
 def has_its_end(line: bytes) -> bool:
-    """Whether a line is as long as it was, also if its last byte was changed: a torn line is
-    shorter.
-    """
+    """Whether a line ends with a digest, whatever its last byte is: a torn line is shorter."""
     return bool(_END.search(line))
 
 
 def encode_line(record: Mapping[str, Any], previous: str) -> bytes:
-    """One line, without its line feed, chained to the hash of the valid line before it; its own
-    digest ends it.
+    """The line of a record, without its line feed: with ``prev`` = ``previous``, and its own
+    digest.
     """
     body = json.dumps({**record, "prev": previous}, allow_nan=False).encode()
     return body[:-1] + _seal(body)
 
 
 def lines_with_hashes(content: bytes) -> Iterator[tuple[bytes, str]]:
-    """The lines that may be entries, without their line feed, and the hash of each."""
+    """The lines with a "}", which a torn line lacks, without their line feed; and their hashes."""
     for line in content.split(b"\n"):
         if b"}" in line:
             yield line, sha256(line)
 
 
 def _seal(body: bytes) -> bytes:
+    """The end of a line, with the digest of the record without it."""
     return b', "sha256": "' + sha256(body).encode() + b'"}'
 
 

@@ -1,6 +1,4 @@
-"""Ledgers of single clients on disk: parsed and verified, read with a cache, appended to under a
-lock.
-"""
+"""Ledger files of single clients: parsing with all checks, a cache, and appending under a lock."""
 
 import contextlib
 import json
@@ -35,24 +33,26 @@ from fedlsg.privacy.ledger_entry import (
     sha256,
 )
 
-DAMAGED = (
+DAMAGED = (  # end of the message for a line that no crash leaves
     "damaged: a line is cut off or overwritten as no crash leaves it, so charges may be lost. "
     "Without a copy, begin another ledger, and add to its epsilon what this one had spent"
 )
 BYTES_REMEMBERED = 2**24
-"""Bytes of files that are cached at most; their entries take a few times as much memory."""
+"""Most bytes of files that are cached; their entries take a few times as much memory."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The entries of a file; ``size``: its bytes up to the end of the last whole line.
+    """The content of a ledger file.
 
-    ``torn``: the file does not end with a line feed: its last line is whole and lacks it, or there
-    is text after ``size`` that a crash left.
+    entries: the charges, in order.
+    heads: heads[0] is the hash of the header, heads[n] that of the line of the n-th entry.
+    size: bytes up to the end of the last whole line.
+    torn: whether the file does not end with a line feed. Its last line is whole and lacks it, or
+        there is text after ``size`` that a crash left.
     """
 
     entries: tuple[Entry, ...] = ()
-    # heads[n] is the hash of the line of entry n; heads[0] of the header
     heads: tuple[str, ...] = ()
     size: int = 0
     torn: bool = False
@@ -65,8 +65,13 @@ class State:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header says it
-    yet.
+    """Bytes of a ledger file that were verified, and what was read from them.
+
+    content: the bytes.
+    owner: the client; -1 if no header names it yet.
+    state: the entries.
+    keys: those of all entries.
+    schema: that of the header.
     """
 
     content: bytes = b""
@@ -85,7 +90,8 @@ def parse(path: Path, client: int, content: bytes) -> State:
 
 
 def parse_on(path: Path, known: Parsed, content: bytes) -> Parsed:
-    """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
+    """Parse ``content``, of which ``known`` is parsed already: its beginning, up to the end of a
+    line.
 
     Raises LedgerError, naming file and line, for a broken chain or a damaged line, and for text
     that no crash leaves (``ledger_entry``).
@@ -103,7 +109,7 @@ def parse_on(path: Path, known: Parsed, content: bytes) -> Parsed:
 
 
 class _Reader:
-    """Takes in a file line by line; ``number``: of the line that it reads."""
+    """Reads a file line by line; ``number``: that of the line that it reads, from 1."""
 
     def __init__(self, known: Parsed) -> None:
         self.number, self._place = known.content.count(b"\n"), len(known.content)
@@ -114,7 +120,7 @@ class _Reader:
         """Torn lines since the last whole one."""
 
     def read(self, line: bytes) -> None:
-        """Take in one line, without its line feed."""
+        """Read one line, given without its line feed."""
         self.number += 1
         self._place += len(line) + 1
         if line and b"}" not in line and not has_its_end(line):
@@ -123,7 +129,7 @@ class _Reader:
             self._add(line)
 
     def end(self, content: bytes) -> None:
-        """Raise LedgerError unless a crash may have left the end of the file as it is."""
+        """Raise LedgerError if the end of the file is one that no crash leaves."""
         if len(self._torn) > 1 or (self._torn and content.endswith(b"\n")):
             raise LedgerError(DAMAGED)
 
@@ -142,6 +148,7 @@ class _Reader:
         return self._heads[-1] if self._heads else GENESIS
 
     def _tear(self, line: bytes) -> None:
+        """Read a torn line. Raises LedgerError for one that no crash leaves."""
         if self._heads:
             if not may_be_torn(line, [encoded_beginning(self._owner)], self._head):
                 raise LedgerError(DAMAGED)
@@ -152,22 +159,24 @@ class _Reader:
         self._torn.append(line)
 
     def _add(self, line: bytes) -> None:
+        """Read a whole line: the header, or an entry. Raises LedgerError for a broken chain."""
         record = parse_json(line)
         schema = self._schema if self._heads else record.get("schema")
         check_line(line, record, self._head, sealed="sha256" in record or schema != UNSEALED)
         if self._heads:
-            self._entries.append(_checked_entry(record, self._owner, self._keys))
+            self._entries.append(_read_entry(record, self._owner, self._keys))
             self._keys.add(self._entries[-1].key)
         elif not all(line.startswith(torn) for torn in self._torn):
             raise LedgerError(DAMAGED)
         else:
-            self._owner, self._schema = _checked_header(record), schema
+            self._owner, self._schema = _read_header(record), schema
         self._torn.clear()
         self._heads.append(sha256(line))
         self._size = self._place
 
 
-def _checked_header(record: dict[str, Any]) -> int:
+def _read_header(record: dict[str, Any]) -> int:
+    """The client that a header names. Raises LedgerError for another schema or adjacency."""
     owner = record.get("client")
     if (
         record.get("schema") not in (UNSEALED, SCHEMA)
@@ -178,7 +187,8 @@ def _checked_header(record: dict[str, Any]) -> int:
     return owner
 
 
-def _checked_entry(record: dict[str, Any], owner: int, keys: set[Key]) -> Entry:
+def _read_entry(record: dict[str, Any], owner: int, keys: set[Key]) -> Entry:
+    """The entry of a line. Raises LedgerError for another client's, or a key in ``keys``."""
     entry = decode_entry(record)
     if entry.client != owner or entry.key in keys:
         raise LedgerError(
@@ -197,7 +207,7 @@ class Memo:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> Parsed:
-        """What is cached of a file; empty if nothing is."""
+        """The cached part of a file; an empty one if there is none."""
         return self._parsed.get(path, Parsed())
 
     def remember(self, path: Path, parsed: Parsed) -> None:
@@ -214,11 +224,12 @@ _MEMO = Memo()
 
 
 def load(path: Path, client: int | None) -> tuple[int, State]:
-    """Parse and verify a file: (its client, its state); the client is -1 if no header says it yet.
+    """Parse and verify a file: (its client, its state); the client is -1 if no header names it yet.
 
+    ``client``: whose ledger it must be; None for anybody's.
     Guarantee: the result follows from every byte that is on disk now. Bytes of an earlier call are
     compared and not parsed again, because a file grows by one line at a time and is read after
-    every line.
+    every line. Raises LedgerError as ``parse_on``, and for another client's ledger.
     """
     try:
         content = path.read_bytes()
@@ -248,8 +259,9 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Identity, size and modification time of a file: it has not changed while they stay. None
-    without a file.
+    """Identity, size and modification time of a file; None without a file.
+
+    While they stay the same, the file has not changed.
     """
     try:
         status = os.stat(path)
@@ -268,13 +280,15 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 LOCK = ".ledger.lock"
-"""Lock of the ledgers of a folder, which others may read and could lock."""
+"""The file that is locked for the ledgers of its folder: other users may read, and lock, a ledger.
+"""
 
 
 @contextlib.contextmanager
 def appendable(path: Path) -> Iterator[int]:
-    """A descriptor that appends to a ledger; missing file and folders are created. No other process
-    appends to a ledger of its folder meanwhile. Raises OSError, as ``locked``.
+    """A descriptor that appends to a ledger, under the lock of its folder.
+
+    Missing file and folders are created. Raises OSError, as ``locked``.
     """
     flags = (
         os.O_WRONLY
@@ -289,7 +303,7 @@ def appendable(path: Path) -> Iterator[int]:
         make_parents(path.parent)
         descriptor = open_file(path, flags)
     try:
-        with locked(path.resolve().with_name(LOCK)):  # one lock, whichever link leads there
+        with locked(path.resolve().with_name(LOCK)):  # one lock for all links to the file
             yield descriptor
     finally:
         os.close(descriptor)
@@ -311,8 +325,9 @@ def ledger_path(directory: str | os.PathLike[str], client: int) -> Path:
 
 
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
-    """All entries of one ledger file of any client, with its chain verified. Raises LedgerError as
-    ``Ledger``.
+    """All entries of a ledger file of any client, whose chain is verified.
+
+    Raises LedgerError as ``Ledger``.
     """
     return load(Path(path), None)[1].entries
 
@@ -320,19 +335,18 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
 def merge(entries: Iterable[Entry], out: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
     """Write entries, sorted by (round, client, attempt), to one file, atomically.
 
-    Each has the name of its client where ``names`` has one.
-
-    The file is a copy for readers, without the hash chain; the authority is the file that they come
-    from.
+    names: of the clients 0, 1, ..., which are written with their entries.
+    The file is a copy for readers, without the hash chain; the original files are the authority.
     Raises LedgerError if it cannot be written.
     """
     entries = sorted(entries, key=lambda entry: (entry.round, entry.client, entry.attempt))
-    named = dict(enumerate(names))
-    lines = list[str]()
+    name_of = dict(enumerate(names))
+    text = ""
     for entry in entries:
-        more = {"name": named[entry.client]} if entry.client in named else {}
-        lines.append(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency, **more}))
-    text = "".join(f"{line}\n" for line in lines)
+        record = {**encode_entry(entry), "adjacency": entry.adjacency}
+        if entry.client in name_of:
+            record["name"] = name_of[entry.client]
+        text += json.dumps(record) + "\n"
     out = Path(out)
     try:
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
@@ -347,23 +361,21 @@ def merge(entries: Iterable[Entry], out: str | os.PathLike[str], names: Sequence
         sync_directory(out.parent)
     except OSError as error:
         if error.errno is not None:
-            error.filename = str(out)  # not the temporary file, which the reader does not know
+            error.filename = str(out)  # the user does not know the temporary file
         raise LedgerError(f"{out}: cannot write the merged copy ({error})") from error
 
 
 def check_extends(path: Path, client: int, count: int, head: str) -> None:
-    """Check that a client's ledger begins with the entries that a checkpoint saw; ``head``: hash of
-    the last one.
+    """Check that a client's ledger begins with the ``count`` entries of a checkpoint.
 
-    It may have more. Raises LedgerError for one that is missing, shorter, or different.
+    ``head``: hash of the last of them. The ledger may have more entries. Raises LedgerError for one
+    that is missing, shorter, or different.
     """
     check_heads(path, load(path, client)[1].heads, count, head)
 
 
 def check_heads(path: Path, heads: Sequence[str], count: int, head: str) -> None:
-    """As ``check_extends``; ``heads``: hashes of the header and of the lines after it, which were
-    read.
-    """
+    """``check_extends`` for a ledger that was read; ``heads``: those of its ``State``."""
     if not path.exists():
         raise LedgerError(f"{path}: the checkpoint knows {count} entries, the ledger is missing")
     if len(heads) <= count:

@@ -1,7 +1,7 @@
-"""Limits that a node's owner sets: every ``Ledger`` keeps to them, whatever code charges it.
+"""Limits that a node's owner sets for every ``Ledger``, whatever code charges it.
 
-An app of somebody else decides how it trains. Its charges pass through ``Ledger.charge``, so limits
-that hold there hold for all of them, and before a batch is drawn.
+An app by another author decides how it trains. Its charges are made by ``Ledger.charge``, which
+checks these limits before a batch is drawn.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +17,20 @@ WouldExceed = Callable[[Entry, float, float], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """``budgets``: pairs (epsilon, delta), each of which all entries of a ledger keep within.
+    """Limits of a ledger.
 
-    ``least_noise_multiplier``: of each entry; 0 sets no limit.
+    budgets: pairs (epsilon, delta); all entries together must keep each of them.
+    least_noise_multiplier: of each entry; 0 sets no limit.
     """
 
     budgets: tuple[tuple[float, float], ...]
     least_noise_multiplier: float = 0.0
 
     def refusal(self, entry: Entry, would_exceed: WouldExceed) -> str | None:
-        """Why a ledger may not have this entry; None where it may. The text has limits alone."""
+        """Why a ledger may not have this entry; None if it may.
+
+        The text shows the limits, and nothing that other entries spent.
+        """
         if entry.noise_multiplier < self.least_noise_multiplier:
             return (
                 f"the noise multiplier is {entry.noise_multiplier:g}, and the least that this "
@@ -44,7 +48,11 @@ class Limits:
 
 
 class Held:
-    """Limits that hold now, and the last refusal under them."""
+    """Limits that hold now.
+
+    limits: the limits.
+    refused: the reason of the last refusal; None if the last entry was accepted.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -60,8 +68,8 @@ its own, and keeps to all of these.
 
 @contextmanager
 def held_to(limits: Limits) -> Iterator[Held]:
-    """Inside, no ledger takes an entry beyond ``limits``, nor in threads that begin there. It
-    raises BudgetError before a charge.
+    """A context in which ledgers refuse entries beyond ``limits``, by a BudgetError before the
+    charge.
     """
     token = _NOW.set(held := Held(limits))
     _ALL.append(held)

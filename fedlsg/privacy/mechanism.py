@@ -1,5 +1,4 @@
-"""The mechanism: what it clips to, the noise that it adds, and the noise multiplier that the ledger
-is charged with.
+"""The mechanism: its clip, its noise, and the noise multiplier for which the ledger is charged.
 
 Symbols: C clip norm, sigma noise multiplier (sigma_k of client k), G number of blocks, d kept
 coordinates, B expected batch of a step.
@@ -24,12 +23,10 @@ from fedlsg.randomness import SecretStream
 ClipKind = Literal["joint", "per-block"]
 
 SMALLEST_CLIP_NORM = 1e-30
-"""Far below it squared norms underflow in float64, and the clip would not bound them."""
+"""Least C. Squared norms that are far smaller underflow in float64, and would not be clipped."""
 
 LARGEST_CLIP_NORM = 1e30
-"""Far above it the float32 sum of two clipped gradients overflows. No noise hides an infinite
-value.
-"""
+"""Largest C. Sums of far longer gradients overflow in float32, and no noise hides infinity."""
 
 WHERE_CLIPPED = (idle_unless("mechanism!=none"),)
 """Rules of settings of the clip."""
@@ -48,19 +45,22 @@ ClipNorm = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """What happens to per-example gradients between the mask and the payload.
+    """Clip and noise of per-example gradients, between the mask and the payload.
 
-    ``dp`` clips and adds noise, and is the only one that is private. ``clip="joint"`` scales an
-    example's whole kept gradient to norm C at most. ``clip="per-block"`` scales every block to C on
-    its own, as written in Ito et al. 2023, Alg. 1, lines 25-27, and Ito et al. 2024, Alg. 1, lines
-    11-12.
+    kind: its name in ``config.mechanisms``; ``dp`` clips and adds noise, and only it is private.
+    clip_norm: C.
+    noise_multiplier: sigma.
+    clip: "joint" scales an example's whole kept gradient to norm C at most. "per-block" scales each
+        block to C on its own, as written in Ito et al. 2023, Alg. 1, lines 25-27, and Ito et al.
+        2024, Alg. 1, lines 11-12.
+    norms_clip_weight, classifier_clip_weight: factors of the gradients of these groups before the
+        joint clip, by which the noisy result is divided: the sensitivity stays C, and a factor
+        above 1 makes the noise on the group smaller.
+    noise_share: factor of the noise of one client if others see only a sum; otherwise 1.
+    colluders: t, the clients of that sum whose own shares of noise are not counted. A sum has m =
+        noise_share^-2 + t shares (``totals``).
     Differs from the papers: they account per-block clipping as if its sensitivity were C. It is C
-    sqrt(G), and ``effective_noise_multiplier`` uses that. ``norms_clip_weight`` and
-    ``classifier_clip_weight`` multiply the gradients of those groups before the joint clip, and
-    divide the noisy result: the sensitivity stays C, and the noise on the group is smaller.
-    ``noise_share`` scales the noise of one client where only a sum is seen; otherwise it is 1.
-    ``colluders``: t, the clients of that sum whose own shares are not counted. A sum has m =
-    noise_share^-2 + t shares (``totals``).
+    sqrt(G), and ``effective_noise_multiplier`` uses that.
     """
 
     kind: Annotated[
@@ -105,17 +105,15 @@ class Mechanism:
     colluders: int = 0
 
     def __post_init__(self) -> None:
-        # a mechanism that uses neither may have any
+        # a mechanism without clip and noise may have any of these two
         check_declared(self, without=("clip_norm", "noise_multiplier"))
-        if self.clips or self.adds_noise:
+        if not self.is_plain:
             check_real(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
-        if (
-            self.clips or self.adds_noise
-        ) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
-            raise ValueError(
-                f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= "
-                f"{LARGEST_CLIP_NORM}"
-            )
+            if not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
+                raise ValueError(
+                    f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= "
+                    f"{LARGEST_CLIP_NORM}"
+                )
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
             raise ValueError(
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism "
@@ -156,7 +154,7 @@ class Mechanism:
     @property
     def is_plain(self) -> bool:
         """Whether values are sent as they are, without clip and noise."""
-        return not (self.clips or self.adds_noise)
+        return self.of_kind.plain
 
     @property
     def private(self) -> bool:
@@ -166,20 +164,21 @@ class Mechanism:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on every kept coordinate of one client's sum: sigma C
-        (times the share).
+        times the share.
         """
         return self.noise_multiplier * self.clip_norm * self.noise_share if self.adds_noise else 0.0
 
     @property
     def in_sums_alone(self) -> bool:
-        """Whether only a sum over clients is private, also where each of two clients adds all of
-        the noise.
+        """Whether only a sum over clients is private: clients add shares of the noise.
+
+        With ``colluders`` a share can be all of the noise (m = t + 1).
         """
         return self.noise_share < 1 or self.colluders > 0
 
     @property
     def min_survivors(self) -> int:
-        """m: shares of the noise that a sum has at least."""
+        """m: the least number of shares of the noise in a sum."""
         return round(self.noise_share**-2) + self.colluders
 
     def sensitivity(self, blocks: int) -> float:
@@ -191,11 +190,10 @@ class Mechanism:
         return self.clip_norm * (math.sqrt(blocks) if self.clip == "per-block" else 1.0)
 
     def effective_noise_multiplier(self, blocks: int) -> float:
-        """sigma_eff = (sum_g C_g^2 / s_g^2)^(-1/2), noise over joint sensitivity: what the ledger
-        is charged with.
+        """Noise over joint sensitivity, for which the ledger is charged; 0 if it is not private.
 
-        0 unless the mechanism is private. With ``noise_share``: of a sum without the shares of
-        ``colluders``.
+        sigma_eff = (sum_g C_g^2 / s_g^2)^(-1/2), with the clip norm and the noise of each block.
+        With ``noise_share`` it is that of a sum without the shares of ``colluders``.
         """
         if not self.private:
             return 0.0
@@ -223,13 +221,15 @@ def rho(
     blocks: int,
     expected_batch: float,
 ) -> float | None:
-    """Norm of a step's noise over the clip norm, both of the mean gradient that the server gets:
-    sigma sqrt(d) / B.
+    """Norm of a step's noise over the clip norm, both of the mean gradient that the server gets.
 
-    ``noise_multipliers``: sigma_k of every client, of whom ``clients_per_round`` take part.
-    ``values``: d, the kept coordinates that are clipped and get noise. ``expected_batch``: B, of a
-    step over all clients of a round, q N for one client and K q N for K clients of N examples. The
-    general form is sqrt(K mean(sigma_k^2) d) noise_share C / (S B), with the sensitivity S:
+    noise_multipliers: sigma_k of every client.
+    clients_per_round: K.
+    values: d, the kept coordinates that are clipped and get noise.
+    blocks: G.
+    expected_batch: B, of a step over all clients of a round: q N for one client, and K q N for K
+        clients of N examples.
+    rho = sqrt(K mean(sigma_k^2) d) noise_share C / (S B), with the sensitivity S:
 
     - One client, joint clip: sigma sqrt(d) / B.
     - K clients, ``trust="client"``: their noise adds up to sigma sqrt(K) C in every coordinate. At
@@ -247,7 +247,7 @@ def rho(
       has the same noise.
     - Factors (PowerSGD): of the dense gradient that they are made from.
 
-    Nothing that a codec or a secure sum adds is in it. 0 without noise; None for noise without a
+    The errors of a codec or a secure sum are not in it. 0 without noise; None for noise without a
     clip, which has no clip norm.
     """
     if not mechanism.adds_noise:

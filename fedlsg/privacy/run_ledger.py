@@ -1,16 +1,16 @@
 """The ledger of a simulated run: the driver charges all clients of a round with one record, before
 any of them draws.
 
-One append-only file, which only the driver writes: a header, then records in a hash chain, sealed
-as the lines of a ``Ledger`` are. A record holds charges (``encode_entries``), or the keys of
-charges that were not used ("void"): the client says that it drew nothing, or was never asked.
-Whatever is not void counts, also what a crash left. All records are synced: a checkpoint knows how
-many there are, and a run does not continue where one is lost. A line that a crash tore was not
-synced, so nobody drew for it; the next append removes it. Other text than the beginning of a record
-is damage.
+It is one append-only file, which only the driver writes: a header, then records in a hash chain,
+sealed as the lines of a ``Ledger`` are. A record holds charges (``encode_entries``), or the keys of
+charges that were not used ("void"): the client reports that it drew nothing, or was never asked.
+Every other charge counts, also after a crash. All records are synced: a checkpoint has their
+number, and a run does not continue if one is lost. A line that a crash tore was not synced, so
+nothing was drawn for it; the next append removes it. Other text than the beginning of a record is
+damage.
 
-The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older
-version): a client has the entries of both.
+The folder may also have ledgers of single clients (of a run on Flower's engine, or a deployment): a
+client has the entries of both.
 """
 
 import os
@@ -53,17 +53,22 @@ from fedlsg.privacy.totals import ByRound, Totals
 RUN = "run"
 """Name of the run's ledger among the ledgers of a checkpoint, and of its file."""
 JOURNAL = "journal.jsonl"
-"""Of versions before the run's ledger; refused, as its charges count."""
+"""File of a form that is no longer read. A folder with it is refused, as its charges count."""
 CLIENTS_REMEMBERED = 4096
-"""Clients whose totals are kept: those of others are made again from their entries."""
+"""Clients whose totals are kept; those of others are computed again from their entries."""
 HEADER = {"schema": 3, "ledger": RUN, "adjacency": ADJACENCY}
+"""The first record."""
 
 
 class Records:
-    """What the records of a file amount to. ``size``: its bytes up to the end of the last whole
-    record.
+    """The records of a file.
 
-    ``entries``: by client, in order, without void ones; ``voids``: how many each client has.
+    heads: the hash of each record.
+    entries: the charges by client, in order, without void ones.
+    keys: those of all these charges.
+    voids: the number of void charges by client.
+    size: bytes up to the end of the last whole record.
+    line_ended: whether that record has its line feed.
     """
 
     def __init__(self) -> None:
@@ -79,7 +84,7 @@ class Records:
         return self.heads[-1] if self.heads else GENESIS
 
     def read(self, path: Path, content: bytes) -> None:
-        """Take in what follows the records so far. Raises LedgerError, naming file and line, for
+        """Read bytes that follow the records so far. Raises LedgerError, with file and line, for
         damage.
         """
         whole, _, last = content.rpartition(b"\n")
@@ -98,8 +103,8 @@ class Records:
         self.size += len(content) - (len(last) if self.line_ended else 0)
 
     def add(self, record: dict[str, Any], line: bytes) -> None:
-        """Take in one line. Raises ValueError, TypeError or KeyError for one that is no record, or
-        out of order.
+        """Add the record of one line. Raises ValueError, TypeError or KeyError if it is no record,
+        or out of order.
         """
         check_line(line, record, self.head)
         if "charged" in record:
@@ -113,13 +118,14 @@ class Records:
         self.heads.append(sha256(line))
 
     def _check_torn(self, line: bytes) -> None:
+        """Raise LedgerError for a last line that no crash leaves."""
         header = encode_line(HEADER, GENESIS)
         records = (b'{"charged": ', b'{"void": ') if self.heads else (header,)
         if not may_be_torn(line, records, self.head):
             raise LedgerError(DAMAGED)
 
     def charge(self, entries: Sequence[Entry]) -> None:
-        """Take in charges."""
+        """Add charges. Raises LedgerError for a key that is there."""
         for entry in entries:
             if entry.key in self.keys:
                 raise LedgerError(f"client, run, round, attempt = {entry.key} is charged already")
@@ -127,7 +133,7 @@ class Records:
             self.entries.setdefault(entry.client, []).append(entry)
 
     def void(self, keys: Sequence[Key]) -> None:
-        """Take out charges."""
+        """Remove charges; keys that are not there are left out."""
         for key in keys:
             if key in self.keys:
                 self.keys.remove(key)
@@ -137,8 +143,7 @@ class Records:
 
 
 class RunLedger:
-    """The ledgers in the folder of a run. Reads what was appended since; bytes that it has read are
-    read once.
+    """The ledgers in the folder of a run. Every method first reads the bytes that are new.
 
     Raises LedgerError, naming file and line, for a damaged file, and if records that it has seen
     are gone.
@@ -160,12 +165,11 @@ class RunLedger:
         self.read()
 
     def of(self, client: int) -> "ClientCharges":
-        """What a client is charged for; of ``SERVER``: what all clients are, where the server adds
-        the noise.
+        """The charges of a client; of ``SERVER``, those of all clients if the server adds the
+        noise.
         """
-        self._clients[client] = charges = self._clients.pop(client, None) or ClientCharges(
-            self, client
-        )
+        charges = self._clients.pop(client, None) or ClientCharges(self, client)
+        self._clients[client] = charges  # the newest is last
         if len(self._clients) > CLIENTS_REMEMBERED:
             self._clients.popitem(last=False)
         return charges
@@ -173,14 +177,14 @@ class RunLedger:
     def clients(self) -> list[int]:
         """Every client with a charge or a ledger of its own; without the server."""
         names = (path.stem.removeprefix("client-") for path in self.folder.glob("client-*.jsonl"))
-        numbers = {int(name) for name in names if name.isdecimal()}
-        return sorted(
-            (numbers | {c for c, entries in self.read().entries.items() if entries}) - {SERVER}
-        )
+        with_ledger = {int(name) for name in names if name.isdecimal()}
+        charged = {client for client, entries in self.read().entries.items() if entries}
+        return sorted((with_ledger | charged) - {SERVER})
 
     def charge(self, entries: Sequence[Entry]) -> None:
-        """Append entries as one record; when this returns, they are on disk. Raises LedgerError:
-        nobody may train.
+        """Append entries as one record; when this returns, they are on disk.
+
+        Raises LedgerError, and then nobody may train.
         """
         for entry in entries:
             self.of(entry.client).check_new(entry)
@@ -190,16 +194,17 @@ class RunLedger:
             self._append(entries, ())
 
     def void(self, entries: Sequence[Entry]) -> None:
-        """Note that nothing was drawn for these entries; those that are not charged here are left
+        """Append that nothing was drawn for these entries; those that are not charged here are left
         out.
         """
-        known = [entry.key for entry in entries if entry.key in self.read().keys]
-        if known:
-            self._append((), known)
+        keys = [entry.key for entry in entries if entry.key in self.read().keys]
+        if keys:
+            self._append((), keys)
 
     def snapshot(self) -> tuple[int, str]:
-        """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends``
-        compares it.
+        """(number of records, hash of the last one), which a checkpoint stores.
+
+        ``verify_extends`` compares it.
         """
         records = self.read()
         return max(len(records.heads) - 1, 0), records.head
@@ -209,13 +214,11 @@ class RunLedger:
         stamp, before, known = stamp_of(self.path), self._stamp, self._records
         if stamp == before:
             return known
-        grown = (
-            stamp is not None
-            and before is not None
-            and stamp[0] == before[0]
-            and stamp[1] >= known.size
-        )
-        records = known if grown else Records()
+        records = Records()
+        if stamp is not None and before is not None:
+            same_file, grown = stamp[0] == before[0], stamp[1] >= known.size
+            if same_file and grown:
+                records = known  # and the new bytes are added to them
         self._stamp, self._records = None, Records()  # after an error, everything is read again
         if stamp is not None:
             records.read(self.path, _content(self.path, records.size))
@@ -228,11 +231,13 @@ class RunLedger:
         return records
 
     def _keep(self, records: Records, stamp: tuple[int, int, int] | None) -> None:
+        """Keep the records of a file with this stamp, and their last hash."""
         self._records, self._stamp, self._seen = records, stamp, (len(records.heads), records.head)
 
     def _append(self, entries: Sequence[Entry], void: Sequence[Key]) -> None:
-        """Write one record. What an interruption leaves is read again: the record counts if it is
-        whole.
+        """Write one record of charges, or of void ones.
+
+        After an interruption the file is read again: the record counts if it is whole.
         """
         record = {"charged": encode_entries(entries)} if entries else {"void": void}
         try:
@@ -267,9 +272,7 @@ class RunLedger:
 
 
 class ClientCharges(Charges):
-    """The entries of one client in the files of a run; its own ledger is found also if it begins
-    later.
-    """
+    """The entries of one client in the files of a run: of its own ledger, then of the run's."""
 
     def __init__(self, ledger: RunLedger, client: int) -> None:
         super().__init__()
@@ -280,9 +283,7 @@ class ClientCharges(Charges):
 
     @property
     def own(self) -> Ledger | None:
-        """The chained ledger of this client alone, if it is there by now: the run's does not say
-        that it begins.
-        """
+        """The client's own ledger, if there is one by now."""
         if self._own is None and os.path.exists(self._own_path):
             self._own = Ledger(self._own_path, client=self.client)
         return self._own
@@ -299,7 +300,7 @@ class ClientCharges(Charges):
         self._ledger.charge([entry])
 
     def _other_unit(self, entry: Entry) -> bool:
-        # those after it were compared with it
+        # the first entry is enough: all later ones have its unit
         here = self._ledger.read().entries.get(self.client, [])[:1]
         return any(known.unit != entry.unit for known in (*self._before(), *here))
 
@@ -320,9 +321,10 @@ class ClientCharges(Charges):
 
 
 def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.PathLike[str]) -> None:
-    """Check that the ledgers in a folder begin with what a checkpoint saw; they may have more.
+    """Check that the ledgers in a folder begin with the entries of a checkpoint; they may have
+    more.
 
-    ``checkpoint``: the snapshots of ledgers, by client, that of the run's ledger as ``RUN``.
+    ``checkpoint``: the snapshots of ledgers, by client; that of the run's ledger is ``RUN``.
     Raises LedgerError naming the ledger that is missing, shorter, or different.
     """
     for name, (count, head) in sorted(checkpoint.items()):
@@ -335,9 +337,7 @@ def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.Pat
 
 @lru_cache(maxsize=1024)  # by its arguments alone: never stale; a resume reads a file several times
 def _charged(line: bytes) -> tuple[Entry, ...]:
-    """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are
-    decoded once.
-    """
+    """The entries of a line that was checked."""
     entries = parse_json(line, MOST_CHARGES)["charged"]
     return tuple(
         map(decode_entry, entries) if isinstance(entries, list) else decode_entries(entries)
@@ -345,6 +345,7 @@ def _charged(line: bytes) -> tuple[Entry, ...]:
 
 
 def _content(path: Path, start: int) -> bytes:
+    """The bytes of a file from ``start`` on. Raises LedgerError if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)

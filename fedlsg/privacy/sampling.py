@@ -1,24 +1,23 @@
-"""Poisson batches, in which every example joins each step independently with probability q, and
-shuffled ones.
+"""Poisson batches and shuffled batches.
 
-Shuffled batches have a fixed size ("partition sampling"): in each epoch every example is in exactly
-one batch.
+In a Poisson batch every example is in each step independently with probability q. Shuffled batches
+have a fixed size ("partition sampling"): in each epoch every example is in exactly one batch.
 
 Symbols: N examples, B the batch size, M = ceil(N / B) batches of an epoch. The last batch of an
-epoch has what remains, N - (M - 1) B examples, and nothing is dropped. What is sent is divided by B
-all the same, which is public.
+epoch has the other N - (M - 1) B examples: none is dropped. Its sum is divided by B, too, which is
+public.
 
-Adjacency is zero-out: one example is replaced by a null record, whose gradient is 0. So N, M and
-everybody's place in the permutation stay what they are. (Under add/remove, one example less would
-move all that come after it to other batches, and the claim below would be false.) Replacing an
-example by another one is two steps of zero-out: the noise then counts half.
+Adjacency of shuffled batches is zero-out: one example is replaced by a null record, whose gradient
+is 0. So N, M and the place of each example in the permutation stay the same. (Under add/remove, one
+example less would move all later ones to other batches, and the claim below would be false.)
+Replacing an example by another one is two steps of zero-out: the noise then counts half.
 
 Given the permutations, one example is in one batch of an epoch, and only that release depends on
 it. An epoch is therefore one Gaussian mechanism (parallel composition over its disjoint batches,
-each of which may depend on the releases before), and E epochs that are begun are its E-fold
-composition. A law over permutations that does not depend on the data only mixes such pairs of
-outputs, and the hockey-stick divergence is jointly convex. No amplification by shuffling is
-claimed, and the claim holds even if the permutations are known.
+each of which may depend on earlier releases), and E epochs that are begun are its E-fold
+composition. The permutations do not depend on the data. Their law only mixes such pairs of outputs,
+and the hockey-stick divergence is jointly convex. No amplification by shuffling is claimed, and the
+claim holds even if the permutations are known.
 """
 
 import math
@@ -32,15 +31,13 @@ from torch import Tensor
 from fedlsg.randomness import SecretStream
 
 ZERO_OUT = "zero-out"
-"""Adjacency of what is accounted here: an example is replaced by a record without a gradient."""
+"""Adjacency of shuffled batches: an example is replaced by a record without a gradient."""
 AT_ONCE = 2**20
-"""Draws made ahead at most: 8 MB of the stream."""
+"""Most draws that are made ahead: 8 MB of the stream."""
 
 
 def check_sample_rate(sample_rate: float) -> None:
-    """Raise ValueError unless the Poisson rate q, the chance of every example in every step, is in
-    (0, 1].
-    """
+    """Raise ValueError unless the Poisson rate q is in (0, 1]."""
     if isinstance(sample_rate, bool) or not 0 < sample_rate <= 1:
         raise ValueError(f"expected 0 < {sample_rate=} <= 1")
 
@@ -48,8 +45,10 @@ def check_sample_rate(sample_rate: float) -> None:
 class BernoulliDraws:
     """The Bernoulli draws of several batches of one size, made from a stream at once.
 
-    Guarantee: bit for bit those of one call of the stream a batch, each used once. Raises
-    ValueError for a batch of another size or rate than the first, or one batch more.
+    stream: the secret stream.
+    left: batches that are still to come.
+    Guarantee: the draws are bit for bit those of one call of the stream for each batch, each used
+    once.
     """
 
     def __init__(self, stream: SecretStream, *, batches: int) -> None:
@@ -58,7 +57,11 @@ class BernoulliDraws:
         self._made: list[Tensor] = []
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """The draws of the next batch."""
+        """The draws of the next batch.
+
+        Raises ValueError for another size or rate than that of the first batch, and if no batch is
+        left.
+        """
         if self._wanted is None:
             self._wanted = count, probability
         if not self.left or self._wanted != (count, probability):
@@ -66,12 +69,11 @@ class BernoulliDraws:
                 f"expected {self.left} more batches of {self._wanted}, got {(count, probability)}"
             )
         if not self._made:
-            runs = max(1, min(self.left, AT_ONCE // max(1, count)))
-            self._made = list(self.stream.bernoulli(runs * count, probability).view(runs, count))[
-                ::-1
-            ]
+            batches = max(1, min(self.left, AT_ONCE // max(1, count)))
+            draws = self.stream.bernoulli(batches * count, probability)
+            self._made = list(draws.view(batches, count))
         self.left -= 1
-        return self._made.pop()
+        return self._made.pop(0)
 
 
 def poisson_batch(
@@ -94,8 +96,9 @@ def batches_of_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def epochs_begun(batches: int, of_epoch: int) -> int:
-    """How often one example may have taken part at most, in the first ``batches`` batches of a
-    client.
+    """Epochs of which the first ``batches`` batches of a client are, at ``of_epoch`` batches each.
+
+    One example was in at most so many batches.
     """
     return math.ceil(batches / of_epoch)
 
@@ -108,9 +111,9 @@ def permutation(num_examples: int, stream: SecretStream) -> Int[Tensor, " n"]:
 class ShuffledBatches:
     """The batches ``first``, ``first`` + 1, ... of a client, counted over all of its epochs.
 
-    ``order`` gives the stream of an epoch, the same one whenever it is asked for that epoch.
-    Guarantee: the batches of an epoch are disjoint and hold every position once, no matter who made
-    the others of them.
+    ``order(epoch)`` gives the stream of an epoch's permutation, always the same one.
+    Guarantee: the batches of an epoch are disjoint and have every position once, also if other
+    objects make some of them.
     """
 
     def __init__(
@@ -136,6 +139,5 @@ class ShuffledBatches:
         if epoch != self._epoch:
             self._epoch, self._positions = epoch, permutation(self.num_examples, self._order(epoch))
         self._next += 1
-        return (
-            self._positions[place * self.batch_size : (place + 1) * self.batch_size].sort().values
-        )
+        start = place * self.batch_size
+        return self._positions[start : start + self.batch_size].sort().values

@@ -1,12 +1,12 @@
-"""Which weights private steps and runs of this process have written: who goes on from them spends
-on top of them.
+"""Weights that private steps and runs of this process have written: a step that starts from them
+must count their epsilon, too.
 
-Recognised are the parameters that a step was to train, whatever was done to them in place, as soon
-as it has moved one of them; and equal numbers elsewhere: copies, files that were loaded, averages
+The parameters that a step trains are recognised, whatever was done to them in place, as soon as it
+has changed one of them. So are equal numbers elsewhere: copies, files that were loaded, averages
 that a step made. Numbers are compared by digests of all of them (``weight_digest``), which are kept
-of every step, so a method that moves one number of a thousand is seen, and what did not move is
-nobody's. Not recognised are numbers that were changed outside of the trained model, and what
-another process has trained, unless its digests are learned (``learn``).
+of every step: a method that changes one number of a thousand is noticed, and numbers that did not
+change belong to nobody. Numbers that were changed outside of the trained model are not recognised,
+nor those of another process, unless its digests are added (``learn``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of
 
 MAX_NOTED_PARAMETERS = 3
-"""Parameters, of those that moved, whose digests are kept after each step, at most."""
+"""Most changed parameters whose digests are kept after each step."""
 MAX_DIGESTS = 100_000
-"""Digests that are kept; the oldest goes first."""
+"""Most digests that are kept; the oldest is removed first."""
 
 SAMPLED = 256
-"""Numbers of a parameter by which weights that somebody else wrote over it are noticed."""
+"""Numbers of a parameter that are compared to notice other weights that were written over it."""
 
 _PARAMETERS = WeakIdKeyDictionary()
 """The parameters that were trained, each with its ``Writer``."""
@@ -34,23 +34,21 @@ _DIGESTS: "dict[bytes, Writer]" = {}
 def moved_digests(
     tensors: Mapping[str, Tensor], before: Mapping[str, tuple[bytes, ...]]
 ) -> dict[str, list[bytes]]:
-    """Digests of what others may have: by name, of the tensors that are not as ``before``, without
-    constants.
-    """
+    """Digests, by name, of the tensors that are not as ``before``; without those of constants."""
     return _moved(digests_of(tensors), before)
 
 
 def spread(names: list[str], most: int) -> list[str]:
-    """At most ``most`` of the names, from everywhere."""
+    """At most ``most`` of the names, evenly spaced."""
     return names[:: (len(names) - 1) // most + 1] if names else []
 
 
 class Writer:
-    """One private step, or run, that writes weights. ``lasting``: its ledger is a file that its
-    owner keeps.
+    """One private step, or run, that writes weights.
 
-    ``fresh_data``: its owner says that its data are others than those behind the weights that it
-    starts from.
+    lasting: whether its ledger is a file that its owner keeps.
+    fresh_data: whether its owner declares that its data are other than those of the weights with
+        which it starts.
     """
 
     def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
@@ -59,22 +57,22 @@ class Writer:
         self._before: dict[str, tuple[bytes, ...]] = {}
         self._versions: dict[str, tuple[int, int]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
-        """Of what it wrote last."""
+        """Digests of the weights that it wrote last."""
         self._sampled = torch.empty(0)
-        """Some numbers of that."""
+        """Some numbers of these weights."""
 
     def begin(self, trained: Mapping[str, Tensor], most: int = MAX_DIGESTS) -> None:
-        """Remember what the tensors are before they are trained: what does not move is nobody's.
-        ``most``: tensors of which a digest is kept after each step.
+        """Remember the digests of the tensors before they are trained.
+
+        ``most``: changed tensors whose digests are kept after each step.
         """
         self._before, self._most = digests_of(trained), most
 
     def check(self, model: nn.Module, way: str) -> None:
-        """Raise ValueError, naming ``way``, for weights of another writer, whose steps this one
-        would not count.
+        """Raise ValueError for weights of another writer, whose steps this one would not count.
 
-        Two that both have lasting ledgers may have one file, or files of two data sets: that is
-        their owner's word.
+        Two writers with lasting ledgers are accepted: their owner decides whether they have one
+        file, or files of two data sets. ``way``: what to do, for the message.
         """
         parameters = dict(model.named_parameters())
         if self.fresh_data or self._wrote(parameters):
@@ -91,8 +89,9 @@ class Writer:
                 )
 
     def _wrote(self, parameters: Mapping[str, Tensor]) -> bool:
-        """Whether these are what it wrote last, by versions and by some numbers: other weights that
-        were written through .data or numpy have no new version.
+        """Whether these are the weights that it wrote last.
+
+        Versions and some numbers are compared: writing through .data or numpy gives no new version.
         """
         if not self._versions or self._versions != _versions(parameters):
             return False
@@ -101,13 +100,14 @@ class Writer:
 
     @property
     def moved(self) -> list[bytes]:
-        """Digests that are kept of what it wrote last."""
+        """The digests that are kept of the weights that it wrote last."""
         moved = _moved(self._digests, self._before)
         return [digest for name in spread([*moved], self._most) for digest in moved[name]]
 
     def note(self, written: Mapping[str, Tensor]) -> None:
-        """Remember that these tensors are now what was trained; what was not to be trained is
-        not, and nothing is where no number has moved.
+        """Remember these tensors as written by this writer, if one of the trained ones has changed.
+
+        Tensors that ``begin`` did not get are left out.
         """
         self._versions = _versions(written)
         trained = {n: t for n, t in written.items() if n in self._before}
@@ -126,9 +126,7 @@ class Writer:
 
 
 def _samples(tensors: Iterable[Tensor]) -> Tensor:
-    """At most some SAMPLED numbers of each real tensor, from all of it, whatever devices they are
-    on.
-    """
+    """About SAMPLED evenly spaced numbers of each floating point tensor, on the CPU."""
     real = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
     flat = [tensor.detach().flatten() for tensor in real]
     some = [each[:: len(each) // SAMPLED + 1].float().cpu() for each in flat]
@@ -138,15 +136,20 @@ def _samples(tensors: Iterable[Tensor]) -> Tensor:
 def _moved(
     digests: Mapping[str, tuple[bytes, ...]], before: Mapping[str, tuple[bytes, ...]]
 ) -> dict[str, list[bytes]]:
-    new = {
-        name: [d for d in each if len(d) == DIGEST_BYTES and d not in before.get(name, ())]
-        for name, each in digests.items()
-    }
-    return {name: each for name, each in new.items() if each}
+    """The digests that are not in ``before``, by name; constants have shorter ones, and are left
+    out.
+    """
+    moved = {}
+    for name, digests_now in digests.items():
+        known = before.get(name, ())
+        new = [d for d in digests_now if len(d) == DIGEST_BYTES and d not in known]
+        if new:
+            moved[name] = new
+    return moved
 
 
 def learn(digests: Iterable[bytes], *, lasting: bool = False) -> None:
-    """Count numbers of these digests as trained by another process; ``lasting``: as in
+    """Count weights with these digests as trained by another process; ``lasting``: as in
     ``Writer``.
     """
     earlier = Writer(lasting=lasting)
@@ -155,16 +158,14 @@ def learn(digests: Iterable[bytes], *, lasting: bool = False) -> None:
 
 
 def follow(model: nn.Module, copied: nn.Module) -> None:
-    """Count the parameters of a copy that fedlsg made as those of the model itself, whatever was
-    done to these.
-    """
+    """Count the parameters of a copy that fedlsg made as written by the writers of the model's."""
     for p, twin in zip(model.parameters(), copied.parameters(), strict=True):
         if writer := _PARAMETERS.get(p):
             _PARAMETERS[twin] = writer
 
 
 def _versions(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """The version and the place of each tensor: they change with its numbers."""
+    """The version and the address of each tensor: one of them changes when numbers are written."""
     return {
         name: (0 if p.is_inference() else p._version, p.data_ptr())
         for name, p in parameters.items()

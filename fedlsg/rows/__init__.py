@@ -1,22 +1,20 @@
-"""Rows of a user's data: made one at a time, with secret draws of their own, and put together by
-shape.
+"""Rows of a user's data: made one at a time, with secret draws of their own, and collated by shape.
 
-User code that makes a row never sees another one, so nothing that it computes can depend on the
-company. Its random numbers come from a keyed stream (``draws``), whatever it seeds itself
-(``seeds``). Rows of one shape share a pass; with ``Padding`` a row grows to the next of a public
-list of lengths, by its own length alone. A row that the data hold more than once is refused
-(``origin``).
+User code that makes a row never sees another one, so the row cannot depend on other rows. Its
+random numbers come from a keyed stream (``draws``), whatever it seeds itself (``seeds``). Rows of
+one shape share a pass; with ``Padding`` a row grows to the next of a public list of lengths, by its
+own length alone. Data that have a row more than once are refused (``origin``).
 
-    origin      where a row comes from, through Subset and ConcatDataset
-    row_memory  the bytes of a row in memory or in a mapped file
+    origin        refuses a row that comes twice, also through Subset and ConcatDataset
+    row_memory    the bytes of a row in memory or in a mapped file
     arrow_memory  the same for columns of pyarrow
-    seeds       seeds and states that user code sets, intercepted
-    draws       the random numbers of a row
-    padding     buckets and masks
-    collate     rows of one form -> a batch
-    data_loader the data behind a DataLoader
-    one_by_one  the batch function of all this
-    workers     processes that make rows ahead of the step
+    seeds         replaces seeds and states that user code sets
+    draws         the random numbers of a row
+    padding       public lengths, and masks
+    collate       rows of one form as a batch
+    data_loader   the data behind a DataLoader
+    one_by_one    the batch function that uses all this
+    workers       processes that make rows in advance
 """
 
 from fedlsg.rows.draws import RowDraws

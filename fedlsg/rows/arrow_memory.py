@@ -1,4 +1,4 @@
-"""Where the rows of columns of pyarrow are, of which a ``datasets.Dataset`` is made."""
+"""The places in memory of rows of pyarrow columns, of which a ``datasets.Dataset`` consists."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fedlsg.rows.collate import TARGETS
 from fedlsg.rows.row_memory import Integers, Places, RowParts, joined
 
 MOST_COLUMNS = 16
-"""So many columns of a table are looked at, the same ones of each slice of it."""
+"""Most columns of a table that are examined, the same ones in each slice of it."""
 
 
 def is_hub(data: Any) -> bool:
@@ -18,7 +18,9 @@ def is_hub(data: Any) -> bool:
 
 
 def of_hub(data: Any, rows: Integers) -> RowParts:
-    """Rows of a ``datasets.Dataset``, where those of its table are that it has selected."""
+    """The places of rows of a ``datasets.Dataset``: those of the rows of its table that it has
+    selected.
+    """
     chosen = data._indices
     table = dict(zip(data.data.column_names, data.data.columns, strict=True))
     places = rows if chosen is None else np.asarray(chosen.column(0))[rows]
@@ -30,8 +32,9 @@ def of_hub(data: Any, rows: Integers) -> RowParts:
 
 
 def input_names(columns: Mapping[str, Any]) -> list[str]:
-    """The columns to look at, of those that are not targets by their name: texts, lists and things
-    first, then the widest numbers, then by name.
+    """The columns that are examined, without those with a target's name.
+
+    Texts, lists and objects are first, then the widest numbers; equal ones by name.
     """
     names = [name for name in columns if name not in TARGETS] or list(columns)
     widths = {name: _width(columns[name]) for name in names}
@@ -39,7 +42,7 @@ def input_names(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _width(column: Any) -> int:
-    """Bytes of a value; 0 where values differ in it."""
+    """Bytes of a value of the column; 0 if they differ."""
     try:
         return column.type.bit_width // 8  # type: ignore[no-any-return]
     except (AttributeError, ValueError):  # things, texts and lists
@@ -47,16 +50,16 @@ def _width(column: Any) -> int:
 
 
 def of_column(column: Any) -> RowParts:
-    """Rows of a column or an array of pyarrow."""
+    """The places of all rows of a column or an array of pyarrow."""
     chunks = [chunk for chunk in getattr(column, "chunks", [column]) if len(chunk)]
     return joined([{(): _places_of_chunk(chunk)} for chunk in chunks], list(map(len, chunks)))
 
 
 def _places_of_chunk(chunk: Any) -> Places:
-    """Rows of numbers are known by their address, others by that of the chunk and their number."""
+    """The places of rows: the address of numbers; else that of the chunk, and the row's number."""
     validity, *buffers = chunk.buffers()
-    held = [buffer.address for buffer in (*buffers, validity) if buffer is not None]
-    start = held[0] if held else id(chunk)
+    addresses = [buffer.address for buffer in (*buffers, validity) if buffer is not None]
+    start = addresses[0] if addresses else id(chunk)
     rows = np.arange(len(chunk)) + chunk.offset
     width = _width(chunk)
     size = np.full(len(chunk), width or max(chunk.nbytes // len(chunk), 1))

@@ -1,5 +1,7 @@
-"""Rows of one form as a batch. A row is a pair (inputs, targets): tensors, arrays, numbers, or
-dicts of them. A dict with one of the usual names of a target is read as such a pair.
+"""Check single rows, and collate rows of one form to a batch.
+
+A row is a pair (inputs, targets): tensors, arrays, numbers, or dicts of them. A dict with one of
+the usual names of a target is read as such a pair.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +16,15 @@ from fedlsg.tensors import BY_NAME
 
 NUMBERS = (Tensor, bool, int, float)
 MOST = frozenset((*NUMBERS, np.ndarray))
-"""Types of most parts of rows: they need no closer look."""
+"""Types of most parts of rows, which are certainly no dicts."""
 TARGETS = ("label", "labels", "target", "targets")
 """Names of the target in an item that is a dict, as Flower's templates and ``datasets`` have it."""
 FUNCTION = "an own function of positions that returns (inputs, targets)"
+"""Advice in messages."""
 
 
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
-    """The pair. Raises ValueError, naming the data by ``what``, if it is not a pair."""
+    """A row as a pair. Raises ValueError, naming the data by ``what``, if it is none."""
     if type(row) is tuple and len(row) == 2 and type(row[0]) in MOST and type(row[1]) in MOST:
         return row
     row = _pair_of(row) if isinstance(row, Mapping) else row
@@ -43,7 +46,9 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
 
 
 def _pair_of(row: Mapping[str, Any]) -> Any:
-    """The inputs and the one target of a dict, or the dict as it is; one input has no name."""
+    """(inputs, target) of a dict with one target, where a single input loses its name; else the
+    dict.
+    """
     inputs = {name: value for name, value in row.items() if name not in TARGETS}
     targets = [value for name, value in row.items() if name in TARGETS]
     if len(targets) != 1 or not inputs:
@@ -52,7 +57,7 @@ def _pair_of(row: Mapping[str, Any]) -> Any:
 
 
 def inputs_of(row: Any) -> Any:
-    """The inputs of an item; the whole item where it is no pair."""
+    """The inputs of an item; the whole item if it is no pair."""
     if type(row) is tuple and len(row) == 2:
         return row[0]
     row = _pair_of(row) if isinstance(row, Mapping) else row
@@ -66,9 +71,9 @@ def _shown(row: Any) -> str:
 
 
 def in_own_memory(part: Any) -> Any:
-    """A part of a row in memory of its own: code may fill one buffer for all rows.
+    """A copy of a part of a row, because code may fill one buffer for all rows.
 
-    A tensor is a plain one, for a class with functions of its own would see the batch.
+    A tensor becomes a plain one, because functions of another class would see the batch.
     """
     if isinstance(part, Tensor):
         return (part if type(part) is Tensor else part.as_subclass(Tensor)).clone()
@@ -87,9 +92,7 @@ def form_of(part: Any) -> Any:
 
 
 def tensors_of(part: Any, dtype: torch.dtype) -> Any:
-    """A part of a row as tensors; what is float64 because python or numpy made it gets
-    ``dtype``.
-    """
+    """A part of a row as tensors; float64 values of python and numpy get ``dtype``."""
     if isinstance(part, Tensor):
         return part
     if isinstance(part, Mapping):
@@ -105,9 +108,7 @@ def tensors_of(part: Any, dtype: torch.dtype) -> Any:
 
 
 def collate(rows: Sequence[tuple[Any, Any]], what: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The rows as one batch. Raises ValueError, naming the data, for rows that cannot be put
-    together.
-    """
+    """The rows as one batch. Raises ValueError, naming the data, for rows of several forms."""
     try:
         inputs, targets = (default_collate([row[side] for row in rows]) for side in (0, 1))
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
@@ -119,12 +120,11 @@ def collate(rows: Sequence[tuple[Any, Any]], what: str, dtype: torch.dtype) -> t
 
 
 def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
-    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the
-    first row.
+    """A collated part, in ``dtype`` if python or numpy made it as float64.
+
+    ``first``: the same part of the first row before it was collated.
     """
     if isinstance(part, Mapping):
         return {name: _as(value, first[name], dtype) for name, value in part.items()}
-    made = (
-        isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
-    )
-    return part.to(dtype) if made else part
+    is_wide = isinstance(part, Tensor) and part.dtype == torch.float64
+    return part.to(dtype) if is_wide and not isinstance(first, Tensor) else part

@@ -1,4 +1,4 @@
-"""Take the Dataset out of a DataLoader.
+"""The Dataset of a DataLoader, if the DataLoader does nothing else to rows.
 
 A private step samples its batches itself, so only the Dataset of a DataLoader is used. A sampler
 that leaves rows out or repeats them, or a function that changes rows, would be ignored without a

@@ -20,17 +20,18 @@ from fedlsg.user_code.objects import generators_in
 Positions = Int[Tensor, " batch"]
 Row = tuple[Any, Any]
 KEPT_BYTES = 2**28
-"""Bytes of rows that are kept from the grouping of a batch to its passes; further rows are made a
-second time.
+"""Most bytes of rows that are kept from the grouping of a batch to its passes; other rows are made
+a second time.
 """
 AHEAD = 64
-"""Rows that workers make before they are read."""
+"""Rows that workers make in advance."""
 
 
 class KeyedRow:
-    """The row of a position under the draws of a key: the same in every process that calls it.
+    """A function that makes the row of a position with the draws of a key, equally in every
+    process.
 
-    It holds no stream, so that a worker gets it without the secret from which keys follow.
+    It has no stream, so that a worker gets it without the secret from which keys follow.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class KeyedRow:
             return self.row(*asked)
 
     def row(self, place: int, key: bytes) -> Row:
-        """The same, where ``draws.making`` is on."""
+        """The row of a position and key, inside of ``draws.making``."""
         self.draws.begin(key)
         inputs, targets = check_row(self.make(place), self.name)
         if self.padding is None:
@@ -65,16 +66,19 @@ class KeyedRow:
 
 
 class OneByOne:
-    """Batches of rows that ``make(position)`` gives, one call a row.
+    """Batches of rows, each made by one call of ``make(position)``.
 
-    ``source``: what the user gave, a data set or a function. ``padding``: None leaves each row its
-    own length.
-    ``own_lengths``: whether the user said that rows of a function keep their own lengths.
-    ``workers``: processes that make rows, started as ``start`` says; 0: this one makes them.
-    Guarantee: what is made of an example, and its group, depend on that example and on secret draws
-    of its own alone, as far as ``make`` keeps nothing from one call to the next. Within a step the
-    row of a position has the same draws in every call, and in every process: rows are equal bit for
-    bit with any number of workers.
+    source: the user's data set or function.
+    device: of the batches.
+    dtype: of values that python or numpy made as float64.
+    padding: how rows grow to public lengths; None leaves each row its own length.
+    own_lengths: whether the user declared that rows of a function keep their own lengths.
+    workers: processes that make rows; 0: this one makes them.
+    start: how workers start (``RowWorkers``).
+    Guarantee: the row of an example, and its group, depend on that example and on its own secret
+    draws alone, if ``make`` keeps nothing from one call to the next. Within a step the row of a
+    position has the same draws in every call, and in every process: rows are equal bit for bit with
+    any number of workers.
     """
 
     def __init__(
@@ -102,8 +106,8 @@ class OneByOne:
             self._workers.open()
 
     def find_generators(self) -> None:
-        """Look for generators that the source keeps: they are seeded for each row, as the global
-        ones are.
+        """Find the generators that the source keeps, which are seeded for each row like the global
+        ones.
         """
         self._draws.held = generators_in(self.source)
 
@@ -113,8 +117,9 @@ class OneByOne:
         self._keys, self._kept = {}, {}
 
     def rows(self, positions: Positions, key: bytes | None = None) -> list[Row]:
-        """The rows of the positions, in their order, made in this process. ``key``: one for all of
-        them, for tests of ``make``.
+        """The rows of the positions, in their order, made in this process.
+
+        ``key``: one key for all of them, for tests of ``make``; None: their own keys.
         """
         places = positions.tolist()
         keys = [key] * len(places) if key else self._keys_of(places)
@@ -122,7 +127,7 @@ class OneByOne:
             return list(map(self._keyed.row, places, keys))
 
     def under(self, key: bytes, call: Callable[[], Any]) -> Any:
-        """What a call gives under the draws of a key."""
+        """The result of a call with the draws of a key."""
         with self._draws.making():
             self._draws.begin(key)
             return call()
@@ -132,9 +137,11 @@ class OneByOne:
         if not len(positions):
             return [positions]
         places: dict[Any, list[int]] = {}
-        size, room, asked = {}, KEPT_BYTES, positions.tolist()
-        with closing(self._each(asked)) as rows:
-            for place, row in zip(asked, rows, strict=True):
+        size: dict[Any, int] = {}
+        room = KEPT_BYTES
+        all_places = positions.tolist()
+        with closing(self._each(all_places)) as rows:
+            for place, row in zip(all_places, rows, strict=True):
                 form = form_of(row[0]), form_of(row[1])
                 if form not in places:
                     places[form], size[form] = [], sum(map(_bytes_of, row))
@@ -149,10 +156,15 @@ class OneByOne:
     def within(
         self, groups: Callable[[Positions], Sequence[Positions]]
     ) -> Callable[[Positions], list[Positions]]:
-        """Groups of the user's own, each cut by the form of its rows."""
-        return lambda positions: [
-            part for group in groups(positions) for part in self.groups(group)
-        ]
+        """A function that cuts each of the user's groups by the form of its rows."""
+
+        def cut(positions: Positions) -> list[Positions]:
+            parts = []
+            for group in groups(positions):
+                parts += self.groups(group)
+            return parts
+
+        return cut
 
     def __call__(self, positions: Positions) -> tuple[Any, Any]:
         """Inputs and targets of positions whose rows have one form.
@@ -163,18 +175,18 @@ class OneByOne:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
         places = positions.tolist()
-        if missing := [place for place in places if place not in self._kept]:
+        missing = [place for place in places if place not in self._kept]
+        if missing:
             with closing(self._each(missing)) as rows:
                 self._kept.update(zip(missing, rows, strict=True))
         inputs, targets = collate([self._kept[p] for p in places], self.name, self._dtype)
         for place in places:
             self._kept.pop(place, None)
-        return each(inputs, lambda t: t.to(self._device)), each(
-            targets, lambda t: t.to(self._device)
-        )
+        inputs, targets = (each(part, lambda t: t.to(self._device)) for part in (inputs, targets))
+        return inputs, targets
 
     def _keys_of(self, places: Sequence[int]) -> list[bytes]:
-        """Their keys in this step; a place without one gets the next."""
+        """The keys of the places in this step; a place without one gets the next."""
         new = [place for place in dict.fromkeys(places) if place not in self._keys]
         self._keys.update(zip(new, self._draws.next_keys(len(new)), strict=True))
         return [self._keys[place] for place in places]
@@ -192,6 +204,7 @@ class OneByOne:
 
 
 def _bytes_of(part: Any) -> int:
+    """About the bytes of a part of a row."""
     values = part.values() if isinstance(part, Mapping) else [part]
     return sum(getattr(value, "nbytes", 8) for value in values)
 
@@ -203,19 +216,21 @@ def first_row(row: Row) -> Row:
 
 
 def _first(value: Tensor) -> Tensor:
+    """The first entry."""
     return value[0]
 
 
 def same_row(one: Row, other: Row) -> bool:
     """Whether two rows are equal bit for bit; NaN is equal to itself."""
-    fields = [fields_of(tensors_of(part, torch.float32)) for row in (one, other) for part in row]
-    for a, b in ((fields[0], fields[2]), (fields[1], fields[3])):
+    for part, other_part in zip(one, other, strict=True):
+        a, b = (fields_of(tensors_of(each, torch.float32)) for each in (part, other_part))
         if a.keys() != b.keys() or not all(_equal(a[name], b[name]) for name in a):
             return False
     return True
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return (
-        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-    )
+    """Whether two tensors have one shape and type, and equal numbers; NaN is equal to itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,9 +1,9 @@
-"""Where rows come from, through ``Subset``, ``ConcatDataset`` and ``StackDataset``; a row that
-comes twice is refused.
+"""Refuse data that have a row twice, also through ``Subset``, ``ConcatDataset`` and
+``StackDataset``.
 
-An epsilon holds for one row. One that the data hold ten times is clipped ten times, and moves the
-sum by 10 C. A row is known by the place of its inputs (``row_memory``): a copy of its label makes
-no other row.
+An epsilon holds for one row. A row that the data have ten times is clipped ten times, and moves the
+sum by 10 C. A row is recognised by the place of its inputs in memory (``row_memory``): a copy of
+its label does not make it another row.
 """
 
 from collections import UserList, deque
@@ -36,12 +36,12 @@ LOOKED_THROUGH = (*HELD, Subset, ConcatDataset, StackDataset, TensorDataset)
 
 
 def check_distinct(data: Any, what: str) -> None:
-    """Raise ValueError for data that hold a row more than once, as far as tensors, arrays, the
-    classes of torch, ``datasets``, and containers of Python say.
+    """Raise ValueError for data that have a row more than once.
 
     data: a Dataset, a list of examples, or a pair (inputs, targets), where inputs may be a dict.
-    ``what`` names the data in the message. Copies of inputs and repetition inside other classes are
-    not seen.
+    what: the name of the data in the message.
+    Tensors, arrays, the classes of torch, ``datasets``, and containers of Python are examined.
+    Copies of inputs, and repetition inside other classes, are not found.
     """
     if isinstance(data, tuple):
         parts = parts_of_inputs(data[0])
@@ -69,7 +69,7 @@ def check_parts(parts: RowParts, what: str) -> None:
 
 
 def own_copy(parts: RowParts, one: int, other: int) -> str:
-    """The way out where two rows that are one by their parts are those of two people."""
+    """Advice for the case that two rows with the same parts in memory are those of two people."""
     if shared := common_parts(parts, one, other):
         names = ", ".join(map(repr, shared))
         return (
@@ -82,7 +82,7 @@ def own_copy(parts: RowParts, one: int, other: int) -> str:
 
 
 def parts_of(data: Any, rows: Integers) -> RowParts:
-    """Where the inputs of these rows of data are."""
+    """The places of the inputs of these rows of data."""
     if isinstance(data, Subset):
         inner: Any = data.dataset
         chosen = np.asarray(data.indices, dtype=np.int64)[rows]
@@ -102,7 +102,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
 
 
 def parts_of_inputs(inputs: Any) -> RowParts:
-    """Where the rows of the inputs of a pair are; a dict has several parts."""
+    """The places of the rows of the inputs of a pair; a dict has several parts."""
     if isinstance(inputs, Mapping):
         return _by_name({name: parts_of_inputs(value) for name, value in inputs.items()})
     rows = np.arange(len(inputs))
@@ -116,6 +116,7 @@ def parts_of_inputs(inputs: Any) -> RowParts:
 
 
 def _of_concatenation(data: ConcatDataset[Any], rows: Integers) -> RowParts:
+    """The places of rows of a concatenation: of each part, then back in the order of ``rows``."""
     ends = np.asarray(data.cumulative_sizes)
     owners = np.searchsorted(ends, rows, side="right")
     order = np.argsort(owners, kind="stable")
@@ -134,12 +135,14 @@ def _of_concatenation(data: ConcatDataset[Any], rows: Integers) -> RowParts:
 
 
 def _by_name(parts: Mapping[Any, RowParts]) -> RowParts:
+    """The parts of several members, each under the member's name."""
     return {name: part for key, inner in parts.items() for name, part in under(key, inner).items()}
 
 
 def _inputs_of(data: Any) -> dict[Any, Any]:
-    """The members of a data set that its inputs are made of, by name or number: all but the last
-    one, or those that are no target by their name.
+    """The members of a data set that are inputs, by name or number.
+
+    They are all but the last one, or those whose name is not one of a target.
     """
     members = data.tensors if isinstance(data, TensorDataset) else data.datasets
     if isinstance(members, dict):

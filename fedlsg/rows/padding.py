@@ -1,4 +1,4 @@
-"""Buckets: a row of any length grows to the next of a public list of lengths, by its own length
+"""Padding of rows to a public list of lengths: each row grows to the next one, by its own length
 alone.
 """
 
@@ -13,19 +13,20 @@ from fedlsg.rows.collate import in_own_memory, tensors_of
 from fedlsg.tensors import fields_of
 
 SHORTEST = 8
-"""The smallest power of two that rows are padded to."""
+"""The smallest power of two to which rows are padded."""
 
 Fill = float | Mapping[str, float] | None
-"""A number for every field, or for those that are named; None pads nothing."""
+"""A number with which every field is padded, or a number by field; None pads nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """Fields are padded at the end of their first dimension, which is the length of a text.
+    """Padding at the end of the first dimension of fields, which is the length of a text.
 
-    ``inputs``, ``targets``: the numbers to pad with. ``lengths``: the public list; by default
-    powers of two from 8 on.
-    ``mask``: the name of an input that is added, int64: 1 for what was there, 0 for padding.
+    inputs, targets: the numbers with which their fields are padded.
+    lengths: the public list; empty for powers of two from 8 on.
+    mask: the name of an input that is added, int64: 1 for values of the row, 0 for padding; None
+        for no mask.
     Raises ValueError for lengths that are not ascending, and for a mask without padded inputs.
     """
 
@@ -47,30 +48,32 @@ class Padding:
     def of_row(
         self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32
     ) -> tuple[Any, Any]:
-        """A row, padded, in memory of its own; parts of it that are padded become tensors
-        (``tensors_of``).
+        """The padded row, in memory of its own; padded parts become tensors (``tensors_of``).
 
-        Raises ValueError for one that is longer than all ``lengths``, or has a mask already.
+        Raises ValueError for a row that is longer than all ``lengths``, or has a mask already.
         """
-        given = inputs if self.inputs is None else tensors_of(inputs, dtype)
-        padded = self._padded(given, self.inputs)
+        if self.inputs is not None:
+            inputs = tensors_of(inputs, dtype)
+        padded = self._pad(inputs, self.inputs)
         if self.mask is not None:
-            padded = self._with_mask(padded, fields_of(given))
+            padded = self._with_mask(padded, fields_of(inputs))
         if self.targets is not None:
             targets = tensors_of(targets, dtype)
-        return padded, self._padded(targets, self.targets)
+        return padded, self._pad(targets, self.targets)
 
-    def _padded(self, part: Any, fill: Fill) -> Any:
+    def _pad(self, part: Any, fill: Fill) -> Any:
+        """A part of a row, padded, in memory of its own."""
         if fill is None:
             return in_own_memory(part)
         if isinstance(part, Tensor):
-            return self._padded_field(part, _fill_of(fill, "", part))
+            return self._pad_field(part, _fill_of(fill, "", part))
         return {
-            str(name): self._padded_field(value, _fill_of(fill, str(name), value))
+            str(name): self._pad_field(value, _fill_of(fill, str(name), value))
             for name, value in part.items()
         }
 
-    def _padded_field(self, value: Tensor, number: float | None) -> Tensor:
+    def _pad_field(self, value: Tensor, number: float | None) -> Tensor:
+        """A field padded with a number, or a copy if that is None."""
         if number is None:
             own: Tensor = in_own_memory(value)
             return own
@@ -80,7 +83,7 @@ class Padding:
         return torch.constant_pad_nd(value, [0, 0] * (value.ndim - 1) + [0, more], number)
 
     def length_of(self, length: int) -> int:
-        """The padded length."""
+        """The padded length. Raises ValueError for one above all ``lengths``."""
         if not self.lengths:
             return max(SHORTEST, 1 << max(length - 1, 0).bit_length())
         for allowed in self.lengths:
@@ -92,6 +95,7 @@ class Padding:
         )
 
     def _with_mask(self, padded: Any, fields: Mapping[str, Tensor]) -> Any:
+        """Padded inputs with the mask of the first padded field; ``fields``: before padding."""
         if not isinstance(padded, Mapping) or self.mask in padded:
             raise ValueError(
                 f"mask={self.mask!r} needs inputs by name without this one: give each row as "
@@ -106,6 +110,7 @@ class Padding:
 
 
 def _fill_of(fill: Fill, name: str, value: Tensor) -> float | None:
+    """The number with which a field is padded; None for no padding, as of a single number."""
     if value.ndim == 0:
         return None
     return fill.get(name) if isinstance(fill, Mapping) else fill

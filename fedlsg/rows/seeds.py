@@ -1,17 +1,16 @@
-"""Intercept seeds: what user code gives to a generator of torch, python or numpy is replaced
-inside.
+"""Replace the seeds and states that user code gives to generators of torch, python and numpy.
 
 Code may seed by a name that it imported long before (``from torch import manual_seed``), so names
-are of no use. Intercepted are the methods of C types in which every way to seed ends:
+cannot be replaced. These methods of C types, which every way of seeding calls, are replaced:
 
     torch    ``Generator.manual_seed``, ``seed``, ``set_state``, ``graphsafe_set_state``
     python   ``seed`` and ``setstate`` of the base of ``random.Random``
     numpy    the seeding of ``RandomState``; entropy of ``SeedSequence``, from which ``default_rng``
              and the bit generators seed themselves; the ``state`` of bit generators
 
-Not intercepted: generators that were seeded before, and sources of the operating system
-(``os.urandom``). The types belong to the whole process. In other threads, which user code may have
-started, all seeds are intercepted but those that fedlsg itself sets.
+Generators that were seeded before keep their state, and sources of the operating system
+(``os.urandom``) are not touched. The types belong to the whole process. In other threads, which
+user code may have started, all seeds are replaced but those that fedlsg itself sets.
 """
 
 import _random
@@ -33,8 +32,8 @@ from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, bit_generator
 from fedlsg.user_code.failure import OWN, is_users
 
 Replace = Callable[[Any, tuple[Any, ...]], int | None]
-"""From a generator, and the seed or state that it is given, to 63 bits in its place; None leaves it
-as it is.
+"""``replace(generator, arguments)``: 63 bits in place of the seed or state in ``arguments``; None
+leaves it.
 """
 
 Method = Callable[..., Any]
@@ -46,26 +45,28 @@ SEED_NUMPY = vars(MT19937)["_legacy_seeding"]
 
 
 class _Deciding(threading.local):
-    """Who decides in a thread."""
+    """The function that decides in a thread; None without one."""
 
     replace: Replace | None = None
 
 
 _deciding = _Deciding()
 _all_deciding: list[Replace] = []
-"""Who decides in any thread; the last one also in threads without one."""
-_installing, _inside = threading.Lock(), [0]
-"""How many are inside, in all threads: with the first one methods are replaced, and put back with
-the last.
+"""The functions that decide in all threads; the last one also decides in threads without one."""
+_installing = threading.Lock()
+"""Protects ``_inside``."""
+_inside = [0]
+"""Number of contexts that are open in all threads. The first one replaces the methods, and the last
+one puts them back.
 """
 
 
 @contextmanager
 def seeds_replaced(replace: Replace) -> Iterator[None]:
-    """Inside, ``replace`` decides about every seed and state that this thread sets.
+    """A context in which ``replace`` decides about every seed and state that this thread sets.
 
-    Everything is as before afterwards. May be nested: the inner one decides. Takes some
-    microseconds.
+    Afterwards everything is as before. Contexts may be nested: the inner one decides. Entering
+    takes some microseconds.
     """
     before, _deciding.replace = _deciding.replace, replace
     _all_deciding.append(replace)
@@ -79,33 +80,43 @@ def seeds_replaced(replace: Replace) -> Iterator[None]:
 
 
 def _enter(change: int) -> None:
+    """Count a context that begins (1) or ends (-1)."""
     with _installing:
-        was, _inside[0] = _inside[0], _inside[0] + change
-        if not was or not _inside[0]:
-            _install(now=not was)
+        before = _inside[0]
+        _inside[0] += change
+        if before == 0:
+            _install(replaced=True)
+        elif _inside[0] == 0:
+            _install(replaced=False)
 
 
-def _install(*, now: bool) -> None:
+def _install(*, replaced: bool) -> None:
+    """Put the replacing methods and functions in their places, or the original ones back."""
     for space, name, original, method in _methods():
-        space[name] = method if now else original
+        space[name] = method if replaced else original
     for kind in KINDS:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
     for name, original, function in _functions():
-        setattr(bit_generator, name, function if now else original)
+        setattr(bit_generator, name, function if replaced else original)
 
 
 def seed_process(seed: int) -> None:
-    """Seed the global generators of torch (CPU), python and numpy, as ``manual_seed``, ``seed`` and
-    ``seed`` would outside; for each row, so without their detours.
+    """Seed the global generators of torch (CPU), python and numpy, as their own functions do.
+
+    It runs for each row, so it calls the original methods directly.
     """
     SEED_TORCH(torch.default_generator, seed)
     SEED_PYTHON(random._inst, seed)
-    vars(random._inst)["gauss_next"] = None  # a normal number that is left of the row before
+    vars(random._inst)["gauss_next"] = None  # a normal number that the last row did not use
     # seeded by 32 bits: numpy takes ten times as long for more
     np.random.seed(seed & 0xFFFFFFFF)
 
 
-def _decided(generator: Any, *given: Any) -> int | None:
+def _decide(generator: Any, *given: Any) -> int | None:
+    """The bits in place of a seed or state, or None.
+
+    The third frame from here is the caller of the replaced method.
+    """
     replace = _deciding.replace
     if replace is None and _all_deciding and not _is_ours(sys._getframe(2)):
         replace = _all_deciding[-1]
@@ -113,7 +124,7 @@ def _decided(generator: Any, *given: Any) -> int | None:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether fedlsg seeds, and not code of a user: the nearest of both in the calls."""
+    """Whether code of fedlsg, and not of a user, is nearer in the stack of calls: it seeds."""
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(OWN) and file != __file__:
@@ -124,11 +135,11 @@ def _is_ours(frame: FrameType | None) -> bool:
     return False
 
 
-@cache  # of installed torch and numpy: for a process
+@cache  # installed torch and numpy do not change within a process
 def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
-    """The dictionary of a type, a name, what stands there, and what stands there inside.
+    """The dictionary of a type, a name in it, the original method, and the replacing one.
 
-    A type of C refuses ``setattr``: its dictionary is changed, and its cache is told.
+    A C type refuses ``setattr``: its dictionary is changed, and ``_install`` clears its cache.
     """
     methods: list[tuple[dict[str, Any], str, Any, Any]] = []
 
@@ -142,7 +153,7 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
     ):
         for name in names:
             if (original := vars(kind).get(name)) is not None:
-                method = _seeding(original, seed, tells=name == "seed" and kind is torch.Generator)
+                method = _seeding(original, seed, returns=(kind, name) == (torch.Generator, "seed"))
                 methods.append((_space_of(kind), name, original, method))
     for bits in BITS:
         original = vars(bits)["state"]
@@ -151,45 +162,51 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
 
 
 def _space_of(kind: type) -> dict[str, Any]:
+    """The dictionary of a type itself: ``vars`` gives a view of it."""
     space: dict[str, Any] = gc.get_referents(vars(kind))[0]
     return space
 
 
-def _seeding(original: Method, seed: Method, *, tells: bool) -> Method:
-    """``tells``: whether it gives the seed back, as ``torch.Generator.seed`` does."""
+def _seeding(original: Method, seed: Method, *, returns: bool) -> Method:
+    """The method in place of ``original``, which seeds by ``seed``.
+
+    ``returns``: whether it returns the seed, as ``torch.Generator.seed`` does.
+    """
 
     def method(generator: Any, *given: Any) -> Any:
-        secret = _decided(generator, *given)
+        secret = _decide(generator, *given)
         if secret is None:
             return original(generator, *given)
-        made = seed(generator, secret)
-        return secret if tells else made
+        result = seed(generator, secret)
+        return secret if returns else result
 
     return method
 
 
 def _state_of(kind: Any, original: Any) -> property:
+    """The property in place of the ``state`` of a bit generator."""
+
     def set_state(generator: Any, state: Any) -> None:
-        secret = _decided(generator, state)
+        secret = _decide(generator, state)
         original.__set__(generator, state if secret is None else original.__get__(kind(secret)))
 
     return property(original.__get__, set_state)
 
 
-@cache  # of installed numpy: for a process
+@cache  # installed numpy does not change within a process
 def _functions() -> list[tuple[str, Any, Any]]:
-    """The functions of numpy that ``SeedSequence`` calls for its entropy: name, what stands there,
-    what does inside.
+    """The functions of numpy that ``SeedSequence`` calls for its entropy: name, original,
+    replacement.
     """
     module: Any = bit_generator
     as_words, random_bits = module._coerce_to_uint32_array, module.randbits
 
     def words_of(entropy: Any) -> Any:
-        secret = _decided(None, entropy)
+        secret = _decide(None, entropy)
         return as_words(entropy if secret is None else secret)
 
     def bits(count: int) -> int:
-        secret = _decided(None)
+        secret = _decide(None)
         return int(random_bits(count) if secret is None else secret)
 
     return [("_coerce_to_uint32_array", as_words, words_of), ("randbits", random_bits, bits)]

@@ -1,10 +1,9 @@
-"""Worker processes that make rows ahead of the step that reads them.
+"""Worker processes that make rows in advance, while a step computes.
 
-Who draws a batch says which rows it will read, in their order. Workers make the next ones while the
-step computes. They get what names a row: its number, and for rows with random draws the key of this
-row's draws. The batch, the stream that keys come from, and noise stay in the process of the client:
-no secret stream can be pickled. What is sent goes through pipes between a process and its own
-children, never through files or arguments of a command.
+The step gives the list of its rows, in their order. Workers get the number of a row and, for rows
+with random draws, the key of this row's draws. The batch, the stream that keys come from, and noise
+stay in the process of the client: no secret stream can be pickled. Messages go through pipes
+between a process and its own children, never through files or arguments of a command.
 """
 
 import os
@@ -28,7 +27,7 @@ Made = TypeVar("Made")
 Start = Literal["fork", "spawn"]
 
 AT_ONCE = 8
-"""Rows that a worker makes for one message, at most."""
+"""Most rows that a worker makes for one message."""
 
 
 class LostWorkerError(RuntimeError):
@@ -36,11 +35,14 @@ class LostWorkerError(RuntimeError):
 
 
 class RowWorkers(Generic[Ask, Made]):
-    """``count`` processes that call ``make`` for what names a row.
+    """Processes that make rows.
 
-    Guarantee: ``take`` gives what ``make`` gives in this process, in the order of ``begin``,
-    whatever the number of workers and the way in which they start. ``start``: "fork" on Linux
-    unless given, else "spawn", with which ``make`` must be picklable.
+    make: makes a row from its name: a number, or a number and a key.
+    count: number of the processes.
+    start: how they start; None is "fork" on Linux, else "spawn", for which ``make`` must be
+        picklable.
+    Guarantee: ``take`` gives the rows that ``make`` makes in this process, in the order of
+    ``begin``, for any number of workers and any ``start``.
     """
 
     def __init__(
@@ -57,9 +59,10 @@ class RowWorkers(Generic[Ask, Made]):
         self._room = 0
 
     def open(self) -> None:
-        """Start the processes, unless they run: before secrets are drawn, which a fork would copy.
+        """Start the processes, unless they run.
 
-        Raises ValueError for a ``make`` that another process cannot get.
+        Call it before secrets are drawn, which a fork would copy. Raises ValueError for a ``make``
+        that cannot be sent to another process.
         """
         if self._pool is not None:
             return
@@ -87,8 +90,9 @@ class RowWorkers(Generic[Ask, Made]):
         self._pool = pool
 
     def begin(self, asks: Iterable[Ask], room: int) -> None:
-        """Make these rows, and forget those of before. ``room``: rows that are made, or are being
-        made, before they are taken.
+        """Begin to make these rows, and forget all earlier ones.
+
+        ``room``: most rows that are made, or in work, and not taken yet.
         """
         self.open()
         for _, future in self._running:
@@ -119,6 +123,7 @@ class RowWorkers(Generic[Ask, Made]):
         self._left, self._running, self._made = deque(), deque(), deque()
 
     def _send(self) -> None:
+        """Give rows to the workers until ``room`` is full."""
         assert self._pool is not None
         size = max(1, min(AT_ONCE, self._room // (2 * self.count)))
         held = len(self._made) + sum(count for count, _ in self._running)
@@ -135,6 +140,7 @@ class RowWorkers(Generic[Ask, Made]):
 
 
 def _ended(count: int) -> str:
+    """The message for a lost worker of ``count``."""
     return (
         f"one of {count} workers that make rows ended before its rows were made: something killed "
         "it, most often a lack of memory; take fewer workers, or a smaller microbatch_size. The "
@@ -143,12 +149,12 @@ def _ended(count: int) -> str:
 
 
 _make: Callable[[Any], Any] | None = None
-"""In a worker: how it makes a row."""
+"""The function that makes a row, in a worker; None elsewhere."""
 
 
 def _begin(make: Callable[[Any], Any], parent: int) -> None:
-    """Make this process a worker: on one thread, deaf to the interruption of a terminal, and ended
-    with its parent.
+    """Make this process a worker: it has one thread, ignores an interruption, and ends with its
+    parent.
     """
     global _make
     _make = make
@@ -158,15 +164,18 @@ def _begin(make: Callable[[Any], Any], parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
+    """Wait for the end of the parent, and end this process."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)  # the parent was killed: nobody reads the rows
 
 
 def _ready() -> None:
+    """A task that shows that the worker has started."""
     assert _make is not None
 
 
 def _make_all(asks: Sequence[Any]) -> list[Any]:
+    """The rows of these names."""
     assert _make is not None
     return [_make(ask) for ask in asks]

@@ -1,15 +1,14 @@
-"""A client in one attempt: keys, shares, masked values, tags, answer. One of each, and never again
-another.
+"""The client in one attempt: it gives keys, shares, masked values, tags and an answer, each once.
 
-Guarantees, whatever the server sends (SecureSumError otherwise, and nothing leaves):
+Guarantees, whatever the server sends (SecureSumError otherwise, and nothing is sent):
 - a stage is answered once; the same message again gets the stored answer, another one is refused,
   and so is a stage out of order;
 - masks are used for one vector;
 - tags are given for one set of survivors: at least m of those that sent shares, this client among
   them, and at least h of its own closed neighbourhood;
-- shares are given for that set alone, and only after m survivors, this client among them, have
-  shown by their tags that they were told the same sets and public keys. Of each neighbour one
-  secret is given, never both. ``terms`` has what follows from it.
+- shares are given for that set alone, and only after the tags of m survivors, this client among
+  them, have shown that they got the same sets and public keys. Of each neighbour one secret is
+  given, never both. ``terms`` proves what follows.
 """
 
 import hashlib
@@ -43,12 +42,14 @@ from fedlsg.secure_sum.terms import STAGES, SecureSumError, Terms
 
 
 class Client:
-    """One client's side of an attempt under ``terms``.
+    """One client's side of an attempt. Order of calls: keys, shares, accept, masked, agree, unmask.
 
-    ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or
-    ``reproducible_root``, not private). Order of calls: ``keys``, ``shares``, ``accept``,
-    ``masked``, ``agree``, ``unmask``. After ``unmask`` all secrets are forgotten; the answers are
-    kept. Refuses to be pickled; ``export`` writes it for the client's own store.
+    terms: of the attempt.
+    client: its number.
+    root: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or
+        ``reproducible_root``, not private).
+    After ``unmask`` all secrets are forgotten; the answers are kept. It refuses to be pickled;
+    ``export`` writes it for the client's own store.
     """
 
     def __init__(self, terms: Terms, client: int, root: bytes) -> None:
@@ -69,18 +70,21 @@ class Client:
         """The pair seed s_ij of each neighbour in the roster."""
         self._announced: frozenset[int] = frozenset()
         self._roster_digest = b""
-        """Of who announced which keys, its own too; in all that seals, opens and tags."""
+        """The digest of the roster: clients and their keys, its own too. Sealing, opening and tags
+        depend on it.
+        """
         self._sharers: frozenset[int] = frozenset()
         self._held: dict[int, bytes] = {}
-        """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its
-        mask key.
+        """Of each client of its closed neighbourhood that sent shares: a share of the self-mask
+        seed, then one of the mask key.
         """
         self._told: bytes | None = None
+        """The message with the survivors."""
         self._survivors: frozenset[int] = frozenset()
         self._sets = b""
         """The digest of the roster, sharers and survivors."""
         self._due: dict[int, bytes] = {}
-        """The tag of each other survivor, if it was told the same sets and keys."""
+        """The tag that each other survivor sends if it got the same sets and keys."""
 
     @property
     def stage(self) -> str:
@@ -100,12 +104,11 @@ class Client:
         return self._answer("shares", roster, lambda: self._make_shares(roster))
 
     def accept(self, delivery: bytes) -> None:
-        """Stage 2, first half: open the shares of the neighbours. Repeats itself for the same
-        message alone.
+        """Stage 2, first half: open the shares of the neighbours.
 
-        Call it before the input is computed: what it refuses costs no privacy. SecureSumError if
-        fewer than m clients sent shares, for senders that are not neighbours in the roster, and for
-        altered shares.
+        The same message again is accepted, and no other. Call it before the input is computed: a
+        delivery that is refused then costs no privacy. SecureSumError if fewer than m clients sent
+        shares, for senders that are not neighbours in the roster, and for altered shares.
         """
         self._reach("masked")
         if self._delivery is not None:
@@ -131,8 +134,9 @@ class Client:
         return self._answer("masked", self._delivery, lambda: self._make_masked(values))
 
     def agree(self, told: bytes) -> bytes:
-        """Stage 3: a tag for each other survivor on all sets that this client was told, which are
-        fixed from now on.
+        """Stage 3: a tag for each other survivor on all sets that this client got.
+
+        They are fixed from now on. ``told``: the message with the survivors.
 
         SecureSumError for another set than before, survivors that sent no shares, a set without
         this client or of fewer than m, and if fewer than h of the closed neighbourhood survived.
@@ -140,21 +144,23 @@ class Client:
         return self._answer("agree", told, lambda: self._make_tags(told))
 
     def unmask(self, request: bytes) -> bytes:
-        """Stage 4: shares for the one set of survivors of this attempt; afterwards all secrets are
+        """Stage 4: shares for the one set of survivors of this attempt; then all secrets are
         forgotten.
 
-        SecureSumError unless m survivors, this client among them, were told the same sets: wrong
-        tags do not count.
+        SecureSumError unless m survivors, this client among them, got the same sets: wrong tags do
+        not count.
         """
         return self._answer("unmask", request, lambda: self._make_answer(request))
 
     def _make_keys(self) -> bytes:
+        """The message of stage 0."""
         secrets = self._secret
         commitment = commitment_to(secrets.self_seed, self.terms.digest, self.client)
         body = public_bytes(secrets.share_key) + public_bytes(secrets.mask_key) + commitment
         return wire.write(wire.KEYS, self.client, self.terms, body)
 
     def _make_shares(self, roster: bytes) -> bytes:
+        """The message of stage 1; keeps what the roster has, and the client's own shares."""
         self._read_roster(roster)
         secrets, terms, digest = self._secret, self.terms, self._roster_digest
         holders = {client: terms.points[client] for client in (self.client, *self._seeds)}
@@ -167,16 +173,17 @@ class Client:
         )
         both = {client: seeds[point] + keys[point] for client, point in holders.items()}
         self._held = {self.client: both[self.client]}
-        sealed = {
-            other: seal_shares(
-                secrets.share_key, self.client, self._public[other][0], other, digest, both[other]
+        sealed = {}
+        for other in self._seeds:
+            share_key, _ = self._public[other]
+            sealed[other] = seal_shares(
+                secrets.share_key, self.client, share_key, other, digest, both[other]
             )
-            for other in self._seeds
-        }
         self._roster = roster
         return wire.write(wire.SHARES, self.client, terms, wire.write_table(sealed))
 
     def _read_roster(self, roster: bytes) -> None:
+        """Keep the clients and keys of a roster, and derive the pair seeds with neighbours."""
         announced, body = wire.read_with_set(
             roster, wire.ROSTER, self.client, self.terms, 2 * KEY_BYTES
         )
@@ -198,6 +205,7 @@ class Client:
         self._roster_digest = wire.roster_digest(table, self.terms)
 
     def _open(self, delivery: bytes) -> None:
+        """Keep the clients that sent shares, and open the shares of neighbours."""
         sharers, body = wire.read_with_set(
             delivery, wire.DELIVERY, self.client, self.terms, SEALED_BYTES
         )
@@ -212,17 +220,17 @@ class Client:
         self._sharers, self._held = sharers, {self.client: self._held[self.client], **held}
 
     def _make_masked(self, values: np.ndarray) -> bytes:
+        """The message of stage 2."""
         secrets, terms = self._secret, self.terms
         words = reduced(values, terms.bits)
         add_masks(words, [(secrets.self_seed, 1)])
-        add_masks(
-            words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client)
-        )
-        return wire.write(
-            wire.MASKED, self.client, terms, wire.pack_bits(clear(words, terms.bits), terms.bits)
-        )
+        neighbours = [other for other in self._held if other != self.client]
+        add_masks(words, ((self._seeds[other], sign(self.client, other)) for other in neighbours))
+        packed = wire.pack_bits(clear(words, terms.bits), terms.bits)
+        return wire.write(wire.MASKED, self.client, terms, packed)
 
     def _make_tags(self, told: bytes) -> bytes:
+        """The message of stage 3; keeps the survivors, and the tags that are due from them."""
         size = wire.set_bytes(self.terms)
         body = wire.read(told, wire.SURVIVORS, self.client, self.terms, least=size, most=size)
         survivors = wire.read_set(body, self.terms, of="survivors")
@@ -231,26 +239,25 @@ class Client:
         self._near(survivors, "survivors")
         sets = wire.sets_digest(self._roster_digest, self._sharers, survivors, self.terms)
         key, terms = self._secret.share_key, self.terms.digest
-        tags = {
-            other: agreement_tags(key, self.client, self._public[other][0], other, terms, sets)
-            for other in survivors - {self.client}
-        }
-        mine, self._due = ({other: pair[at] for other, pair in tags.items()} for at in (0, 1))
+        mine: dict[int, bytes] = {}
+        self._due = {}
+        for other in survivors - {self.client}:
+            share_key, _ = self._public[other]
+            mine[other], self._due[other] = agreement_tags(
+                key, self.client, share_key, other, terms, sets
+            )
         self._told, self._survivors, self._sets = told, survivors, sets
         return wire.write(wire.TAGS, self.client, self.terms, wire.write_table(mine))
 
     def _make_answer(self, request: bytes) -> bytes:
+        """The message of stage 4: of each holding one share; then the secrets are forgotten."""
         self._check_agreement(request)
-        seeds = {
-            other: both[:SHARE_BYTES]
-            for other, both in self._held.items()
-            if other in self._survivors
-        }
-        keys = {
-            other: both[SHARE_BYTES:]
-            for other, both in self._held.items()
-            if other not in self._survivors
-        }
+        seeds, keys = {}, {}
+        for other, both in self._held.items():
+            if other in self._survivors:
+                seeds[other] = both[:SHARE_BYTES]
+            else:
+                keys[other] = both[SHARE_BYTES:]
         answer = self._sets + wire.write_table(seeds) + wire.write_table(keys)
         message = wire.write(wire.ANSWER, self.client, self.terms, answer)
         self._forget()
@@ -258,7 +265,7 @@ class Client:
 
     def _check_agreement(self, request: bytes) -> None:
         """Raise SecureSumError unless m survivors, this client among them, tagged the sets that it
-        was told.
+        got.
         """
         senders, body = wire.read_with_set(
             request, wire.REQUEST, self.client, self.terms, TAG_BYTES
@@ -275,8 +282,9 @@ class Client:
             )
 
     def _near(self, clients: frozenset[int], of: str) -> list[int]:
-        """The neighbours among the clients, which must have this client and h of its closed
-        neighbourhood.
+        """The neighbours of this client in ``clients``.
+
+        Raises SecureSumError unless they have this client, and h of its closed neighbourhood.
         """
         if self.client not in clients:
             raise SecureSumError(f"{of}: client {self.client} itself is missing")
@@ -304,12 +312,13 @@ class Client:
         return answer
 
     def _forget(self) -> None:
+        """Forget all secrets."""
         self._root, self._secrets, self._seeds, self._held, self._due = None, None, {}, {}, {}
 
     def export(self) -> bytes:
         """The whole state with its secrets, for the client's own store alone.
 
-        Write it before the last answer is sent: a client that goes back to an earlier state could
+        Write it before the last answer is sent: a client that is restored to an earlier state could
         answer twice.
         """
         answers = [part for pair in self._answers for part in pair]
@@ -338,11 +347,13 @@ class Client:
         return restored
 
     def _reach(self, stage: str) -> None:
+        """Raise SecureSumError for a stage that comes too early."""
         if STAGES.index(stage) > len(self._answers):
             raise SecureSumError(f"{stage}: out of order, the next stage is {self.stage}")
 
     @property
     def _secret(self) -> AttemptSecrets:
+        """The secrets. Raises SecureSumError if they are forgotten."""
         if self._secrets is None:
             raise SecureSumError("the secrets of this attempt are forgotten: it has been unmasked")
         return self._secrets

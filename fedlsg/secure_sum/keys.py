@@ -61,11 +61,10 @@ def split(secret: bytes, coefficients: Sequence[int], points: Iterable[int]) -> 
 
 
 def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> bytes:
-    """The secret of the first ``threshold`` shares, by point; further ones are not used. ``of``:
-    its name in errors.
+    """The secret of the first ``threshold`` shares in the order of points; others are not used.
 
-    Not verified: a wrong share gives another secret. Compare the result with what its owner
-    announced.
+    ``of``: its name in errors. Nothing is verified: a wrong share gives another secret. Compare the
+    result with the owner's announcement.
     Raises SecureSumError for fewer shares than the threshold, or a share that is no 32 bytes below
     p.
     """
@@ -85,7 +84,10 @@ def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> 
 
 @lru_cache(maxsize=256)  # by its arguments alone: never stale
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's weights at 0. Cached: in a dense graph the same holders give many secrets."""
+    """Lagrange's weights at 0: prod z / (z - x) over all other points z, for each point x.
+
+    Cached: in a dense graph the same holders give many secrets.
+    """
     weights = []
     for x in points:
         others = [z for z in points if z != x]
@@ -94,6 +96,7 @@ def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _number(share: bytes) -> int:
+    """A share as an integer."""
     return int.from_bytes(share, "big")
 
 
@@ -101,8 +104,9 @@ ROOT_BYTES = KEY_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Two shares and the tag of AES-GCM."""
 TAG_BYTES = 16
-"""A tag that says which sets a client was told."""
+"""A tag on the sets that a client got."""
 _NONCE = bytes(12)
+"""The nonce of AES-GCM: every key encrypts one text alone."""
 
 
 def secret_root() -> bytes:
@@ -111,17 +115,17 @@ def secret_root() -> bytes:
 
 
 def reproducible_root(seed: int, *labels: str | int) -> bytes:
-    """A root that anyone can repeat from the seed. Test mode: what it protects is NOT private."""
+    """A root that anyone can repeat from the seed. Test mode: nothing under it is private."""
     text = "\x1f".join(map(str, (seed, "reproducible secure sum", *labels)))
     return hashlib.sha256(text.encode()).digest()
 
 
 class AttemptSecrets:
-    """What a client keeps secret in an attempt.
+    """The secrets of a client in an attempt, derived from one root.
 
     ``terms``: the digest of the attempt's terms. The same root under other terms, or for another
-    client, gives unrelated secrets. Refuses to be pickled, so that it cannot reach a checkpoint or
-    a message.
+    client, gives unrelated secrets. They refuse to be pickled, so that they cannot reach a
+    checkpoint or a message.
     """
 
     def __init__(self, root: bytes, terms: bytes, client: int) -> None:
@@ -150,10 +154,11 @@ class AttemptSecrets:
         return self._draw(b"polynomial " + label, count)
 
     def _secret(self, label: bytes) -> bytes:
+        """32 bytes for one purpose."""
         return self._draw(label, 1)[0].to_bytes(SHARE_BYTES, "big")
 
     def _draw(self, label: bytes, count: int) -> list[int]:
-        """Uniform numbers below p: draws of 256 bits, those that are not below p left out."""
+        """Uniform numbers below p: draws of 256 bits without those that are not below p."""
         key = _derive(self._root, b"attempt secret", self._about, label)
         stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
         numbers: list[int] = []
@@ -183,8 +188,9 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
 
 
 def commitment_to(seed: bytes, terms: bytes, client: int) -> bytes:
-    """SHA-256 of a self-mask seed, 32 bytes, so that a wrong reconstruction is seen. A seed has 256
-    secret bits.
+    """SHA-256 of a self-mask seed, 32 bytes, by which a wrong reconstruction is found.
+
+    It shows nothing: a seed has 256 secret bits.
     """
     return hashlib.sha256(b"fedlsg self-mask seed\0" + terms + _id(client) + seed).digest()
 
@@ -197,8 +203,9 @@ def check_public(key: bytes) -> None:
 def pair_seed(
     own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes
 ) -> bytes:
-    """The seed s_ij of a pair mask, 32 bytes, equal for both ends. SecureSumError for a key of
-    small order.
+    """The seed s_ij of a pair mask, 32 bytes, equal for both clients.
+
+    SecureSumError for a key of small order.
     """
     ends = sorted([(own_client, public_bytes(own)), (other_client, other)])
     return _derive(
@@ -227,8 +234,9 @@ def seal_shares(
 def open_shares(
     own: X25519PrivateKey, receiver: int, other: bytes, sender: int, roster: bytes, sealed: bytes
 ) -> bytes:
-    """The two shares that a neighbour sealed; SecureSumError if anything of it or around it was
-    altered.
+    """The two shares that a neighbour sealed.
+
+    SecureSumError if they, the roster, a client or a key differ from those of the sender.
     """
     key = _derive(
         _exchange(own, other),
@@ -254,11 +262,10 @@ def agreement_tags(
     terms: bytes,
     sets: bytes,
 ) -> tuple[bytes, bytes]:
-    """The tag that tells another client which sets this one was told (by their digest), and the tag
-    due from it.
+    """The tag on the digest ``sets`` for another client, and the tag that is due from it.
 
-    HMAC-SHA-256 (the second half of HKDF) under a key that only the two ends have: nobody else can
-    make either tag. Sender and receiver are in it, so that a tag sent back is no tag of the other.
+    HMAC-SHA-256 (the second half of HKDF) under a key that only these two have: nobody else can
+    make either tag. Sender and receiver are in it, so a tag that is sent back is not the other one.
     """
     secret = _exchange(own, other)
     ends = [_id(own_client) + public_bytes(own), _id(other_client) + other]
@@ -269,6 +276,7 @@ def agreement_tags(
 
 
 def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:
+    """The shared secret of two keys. SecureSumError for a public key of small order."""
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
@@ -278,11 +286,13 @@ def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:
 
 
 def _derive(secret: bytes, label: bytes, *about: bytes) -> bytes:
+    """A key of 32 bytes for one label, bound to ``about``."""
     info = b"fedlsg secure sum, " + label + b"\0" + b"".join(about)
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 def _id(client: int) -> bytes:
+    """Four bytes of a client's number."""
     return client.to_bytes(4, "little")
 
 
@@ -298,8 +308,7 @@ def word(bits: int) -> np.dtype:
 
 
 def reduced(values: Integer[np.ndarray, " length"], bits: int) -> Words:
-    """A copy of integers modulo 2^b, as words. Negative ones wrap: -1 becomes 2^b - 1. No value is
-    refused.
+    """A copy of integers modulo 2^b, as words; -1 becomes 2^b - 1.
 
     Raises ValueError for an array that is not of integers.
     """
@@ -315,8 +324,8 @@ def clear(words: Words, bits: int) -> Words:
 
 
 def sign(own: int, other: int) -> int:
-    """The sign of the pair mask in the masked vector of client ``own``: the two of a pair
-    cancel.
+    """The sign of a pair mask in the masked vector of client ``own``; the other client has the
+    other sign.
     """
     return 1 if own < other else -1
 

@@ -1,5 +1,4 @@
-"""The nine messages of an attempt as bytes, parsed strictly; and the state of a client as bytes,
-for its own store.
+"""The nine messages of an attempt as bytes, parsed strictly; and the stored state of a client.
 
     up    keys       share key 32, mask key 32, commitment to the self-mask seed 32
     down  roster     clients that announced keys; of each other one: share key 32, mask key 32
@@ -15,11 +14,12 @@ for its own store.
                      self-mask seed, 32; of each neighbour that sent shares and did not survive a
                      share of its mask key, 32
 
-Every message: magic 4, version 2, kind 1, client 4, digest of the terms 16, body, SHA-256 of all
-that 16. The client is the one that sends or receives it. A set of clients is one bit for each
-client of the terms. A table is a count (2 bytes), then a client (4 bytes) and its fixed number of
-bytes for each entry, clients ascending. The checksum finds damage; it is no signature. A stored
-state: magic, terms, client, parts with their lengths, checksum.
+Numbers are sizes in bytes. Every message has a magic (4), the version (1), the kind (1), the client
+that sends or receives it (4), the digest of the terms (16), the body, and the SHA-256 of all that
+(16). A set of clients is one bit for each client of the terms. A table is a count (2), then for
+each entry a client (4) and a fixed number of bytes, clients ascending. The checksum finds damage;
+it is no signature. A stored state has a magic, version, client, terms, parts with their lengths,
+and a checksum.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ from fedlsg.secure_sum.keys import commitment_to, private_key, public_bytes, wor
 from fedlsg.secure_sum.terms import SecureSumError, Terms
 
 PACKED_AT_ONCE = 2**13
-"""Values at once, which stay in the processor's cache; a multiple of 8, so that they fill whole
-bytes.
+"""Values that are packed at once: they fit in the processor's cache, and a multiple of 8 fills
+whole bytes.
 """
 
 
@@ -57,8 +57,9 @@ def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
 
 
 def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
-    """The words of ``pack_bits``; SecureSumError for another number of bytes or for bits behind the
-    last value.
+    """The words of ``pack_bits``.
+
+    SecureSumError for another number of bytes, or bits after the last value that are not 0.
     """
     if len(packed) != packed_bytes(length, bits):
         raise SecureSumError(
@@ -82,8 +83,10 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
 
 
 class Announced(NamedTuple):
-    """What a client announced in stage 0: two public keys and the commitment to its self-mask seed,
-    32 bytes each.
+    """The announcement of a client in stage 0, 32 bytes each.
+
+    share_key, mask_key: its public keys.
+    commitment: to its self-mask seed.
     """
 
     share_key: bytes
@@ -96,8 +99,9 @@ class Announced(NamedTuple):
         return self.share_key + self.mask_key
 
     def gave(self, secret: bytes, what: str, terms: bytes, owner: int) -> bool:
-        """Whether a mask key, or a self-mask seed, is the one that its owner announced under these
-        terms.
+        """Whether a secret ("mask key", or self-mask seed) is the one of this announcement.
+
+        ``terms``: their digest; ``owner``: the client that announced.
         """
         if what == "mask key":
             return public_bytes(private_key(secret)) == self.mask_key
@@ -174,8 +178,9 @@ def write_set(members: Collection[int], terms: Terms) -> bytes:
 
 
 def read_set(bits: bytes, terms: Terms, *, of: str) -> frozenset[int]:
-    """The members of a set; SecureSumError for bits that stand for no client, or too few members:
-    below m.
+    """The members of a set.
+
+    SecureSumError for bits of no client, and for fewer than m members. ``of``: the name of the set.
     """
     number = int.from_bytes(bits, "little")
     if number >> len(terms.clients):
@@ -214,7 +219,7 @@ def write_table(entries: Mapping[int, bytes]) -> bytes:
 
 
 def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dict[int, bytes]:
-    """The entries of a table that has exactly the clients ``due``.
+    """The entries of a table that must have exactly the clients ``due``; ``of``: its name.
 
     Raises SecureSumError for another length, a repeated, unordered, unexpected or missing client.
     """
@@ -242,11 +247,10 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
 
 
 def roster_digest(keys: Mapping[int, bytes], terms: Terms) -> bytes:
-    """The commitment to the clients that announced keys, and to both public keys of each, under
-    these terms: 32 bytes.
+    """SHA-256 of the terms, and of the clients that announced keys with both keys of each.
 
-    ``keys``: share key and mask key, 64 bytes, of every client that announced some; the reader's
-    own among them.
+    ``keys``: share key and mask key, 64 bytes, of every client that announced; also the reader's
+    own.
     """
     return hashlib.sha256(b"fedlsg secure sum roster\0" + terms.digest + write_table(keys)).digest()
 
@@ -254,14 +258,13 @@ def roster_digest(keys: Mapping[int, bytes], terms: Terms) -> bytes:
 def sets_digest(
     roster: bytes, sharers: Collection[int], survivors: Collection[int], terms: Terms
 ) -> bytes:
-    """The commitment to a roster (its digest) and to the clients that sent shares and survived: 32
-    bytes.
-    """
+    """SHA-256 of the terms, a roster (its digest), the senders of shares, and the survivors."""
     sets = b"".join(write_set(members, terms) for members in (sharers, survivors))
     return hashlib.sha256(b"fedlsg secure sum sets\0" + terms.digest + roster + sets).digest()
 
 
 def _text(value: object) -> str:
+    """A header field for a message."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -271,15 +274,16 @@ _LENGTH = struct.Struct("<Q")
 
 
 def write_state(terms: Terms, client: int, parts: Sequence[bytes | None]) -> bytes:
-    """The parts; None is written as an empty one."""
+    """The bytes of a stored state with these parts; None is written as an empty one."""
     body = b"".join(_LENGTH.pack(len(part or b"")) + (part or b"") for part in parts)
     state = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest) + body
     return state + hashlib.sha256(state).digest()
 
 
 def read_state(terms: Terms, client: int, stored: bytes) -> list[bytes]:
-    """The parts; SecureSumError for bytes that ``write_state`` did not make for these terms and
-    this client.
+    """The parts of a stored state.
+
+    SecureSumError for bytes that ``write_state`` did not make for these terms and this client.
     """
     state, checksum = stored[:-32], stored[-32:]
     due = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest)

@@ -1,12 +1,12 @@
 """The server in one attempt: it forwards keys and shares, adds masked vectors, and removes their
 masks.
 
-To remove masks, it puts secrets together from shares, and checks them against what their owners
-announced.
+To remove masks, it reconstructs secrets from shares, and checks them against the announcements of
+their owners.
 
-Each stage takes what clients sent, as pairs of client and message, and returns a message for each
-client that goes on, or ``GivenUp``. Clients whose message does not come, or is refused, have
-dropped out; ``refused`` says why.
+Each stage takes the messages of clients, as pairs of client and message. It returns a message for
+each client that is still in the attempt, or ``GivenUp``. Clients whose message does not come, or is
+refused, have dropped out; ``refused`` has the reasons.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,10 +39,10 @@ ByClient = dict[int, bytes]
 """Messages of clients."""
 
 Pairs = Iterable[tuple[int, bytes]]
+"""Clients, each with a message."""
 Read = TypeVar("Read")
 WRONG = "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
-
-
+"""Why the answer of a client in ``Total.wrong`` is refused."""
 Shares = dict[int, ByClient]
 """Shares of one kind of secret, by its owner and by the point of the holder."""
 
@@ -56,36 +56,37 @@ def remove_masks(
 ) -> set[int]:
     """Subtract all masks that are left in the sum of the survivors' masked vectors, in place.
 
-    ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent
-    shares and did not survive, shares of its mask key. The masks between two survivors have
-    cancelled.
-    Guarantee: every secret is put together and checked before a mask is removed. Where one share of
-    a secret is wrong, the others are enough if there are h of them; returns the points of the
-    holders that gave one, each of which lies or was dealt a wrong share.
+    seeds: of each survivor, shares of its self-mask seed.
+    keys: of each client that sent shares and did not survive, shares of its mask key. The masks
+        between two survivors have cancelled.
+    Guarantee: every secret is reconstructed and checked before a mask is removed. One wrong share
+    of a secret does no harm if there are h others. Returns the points of holders that gave such a
+    share: each of them lies, or got a wrong share from its owner.
     Raises SecureSumError for fewer than h shares and for h of which one is wrong; WrongSharesError
     for a secret that its owner did not announce, unless several holders lie.
     """
-    wrong = set[int]()
-    known = {
-        o: _revealed("self-mask seed", o, shares, terms, announced, wrong)
-        for o, shares in seeds.items()
+    wrong: set[int] = set()
+    self_seeds = [
+        _reconstruct("self-mask seed", owner, shares, terms, announced, wrong)
+        for owner, shares in seeds.items()
+    ]
+    mask_keys = {
+        owner: private_key(_reconstruct("mask key", owner, shares, terms, announced, wrong))
+        for owner, shares in keys.items()
     }
-    secret = {
-        o: _revealed("mask key", o, shares, terms, announced, wrong) for o, shares in keys.items()
-    }
-    add_masks(words, ((seed, -1) for seed in known.values()))
-    for gone, key in ((owner, private_key(own)) for owner, own in secret.items()):
-        alive = [
-            (other, announced[other].mask_key) for other in terms.neighbours[gone] if other in seeds
-        ]
-        add_masks(
-            words,
-            ((pair_seed(key, gone, its, o, terms.digest), -sign(o, gone)) for o, its in alive),
-        )
+    add_masks(words, ((seed, -1) for seed in self_seeds))
+    for gone, key in mask_keys.items():
+        # its pair masks with survivors, whose vectors are in the sum
+        masks = []
+        for other in terms.neighbours[gone]:
+            if other in seeds:
+                seed = pair_seed(key, gone, announced[other].mask_key, other, terms.digest)
+                masks.append((seed, -sign(other, gone)))
+        add_masks(words, masks)
     return wrong
 
 
-def _revealed(
+def _reconstruct(
     what: str,
     owner: int,
     shares: Mapping[int, bytes],
@@ -93,22 +94,24 @@ def _revealed(
     announced: Mapping[int, Announced],
     wrong: set[int],
 ) -> bytes:
-    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins
+    """The secret ``what`` of an owner from its shares; a holder whose share was wrong is added to
     ``wrong``.
 
-    One share may be wrong, and those of ``wrong`` are tried last: that of an honest holder is wrong
-    where an owner has dealt it so. With h shares alone nobody knows whether their owner or a holder
-    lies, and nobody is named.
+    First without the shares of holders in ``wrong``, if h others are left; they may be wrong for
+    one owner only, who dealt them so. Each time with all shares, and then without each one of the
+    first h: ``combine`` uses the first h, so one wrong share is among these. With h shares in all
+    nobody knows whether the owner or a holder lies, and nobody is named.
     """
     trusted = {point: share for point, share in shares.items() if point not in wrong}
     threshold, whose = terms.plan.threshold, f"{what} of client {owner}"
-    for tried in (trusted, shares) if len(trusted) >= threshold else (shares,):
-        for point in (None, *sorted(tried)[: threshold if len(tried) > threshold else 0]):
-            others = {other: share for other, share in tried.items() if other != point}
-            if announced[owner].gave(
-                secret := combine(others, threshold, whose), what, terms.digest, owner
-            ):
-                wrong |= set() if point is None else {point}
+    for candidates in (trusted, shares) if len(trusted) >= threshold else (shares,):
+        suspects = sorted(candidates)[:threshold] if len(candidates) > threshold else []
+        for suspect in (None, *suspects):
+            others = {point: share for point, share in candidates.items() if point != suspect}
+            secret = combine(others, threshold, whose)
+            if announced[owner].gave(secret, what, terms.digest, owner):
+                if suspect is not None:
+                    wrong.add(suspect)
                 return secret
     if len(shares) == threshold:
         raise SecureSumError(f"{whose}: its shares, or that of a holder, are wrong")
@@ -117,9 +120,11 @@ def _revealed(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Total:
-    """A sum: ``values``, modulo 2^b as uint64, and the survivors, whose vectors it adds up.
+    """A sum.
 
-    ``wrong``: clients that answered with a share that does not fit the others.
+    values: modulo 2^b, as uint64.
+    survivors: the clients whose vectors are in the sum.
+    wrong: clients that answered with a share that does not fit the others.
     """
 
     values: UInt64[np.ndarray, " length"]
@@ -128,14 +133,17 @@ class Total:
 
 
 class Server:
-    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries,
-    survivors, requests, total.
+    """The server's side of an attempt. Order of calls: rosters, deliveries, survivors, requests,
+    total.
 
-    Guarantee: honest, it learns the sum of the survivors, their number at least m, or gives up
-    before it asks for any share (see the package for what a dishonest one could do). It adds each
-    masked vector as it comes, so its memory does not grow with clients times values.
-    Raises SecureSumError for a stage out of order. ``sent`` holds the messages of the last stage,
-    to send them again.
+    terms: of the attempt.
+    refused: by client, why a message was refused.
+    sent: the messages of the last stage, to send them again.
+    given_up: how the attempt ended without a sum; None if it did not.
+    Guarantee: an honest server learns the sum of at least m survivors, or gives up before it asks
+    for any share (the package's docstring has what a dishonest one could do). It adds each masked
+    vector when it comes, so its memory does not grow with clients times values.
+    Raises SecureSumError for a stage out of order.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -146,58 +154,52 @@ class Server:
         self._stage = 0
         self._announced: dict[int, Announced] = {}
         self._sealed: dict[int, ByClient] = {}
-        """Sealed shares by sender and receiver; for k receivers each."""
+        """Sealed shares by sender and receiver; each sender has k receivers."""
         self._survivors: frozenset[int] = frozenset()
         self._agreed: frozenset[int] = frozenset()
-        """Survivors that sent tags: those that are asked for shares."""
+        """Survivors that sent tags; only they are asked for shares."""
         self._sets = b""
-        """The digest of who announced which keys, sent shares and survived."""
+        """The digest of the roster with its keys, the senders of shares, and the survivors."""
         self._words = np.zeros(0, word(terms.bits))
 
     def rosters(self, keys: Pairs) -> ByClient | GivenUp:
-        """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the
-        second time.
+        """Stage 0: public keys to all clients that announced theirs.
+
+        A key that comes a second time is refused.
         """
         self._begin("keys")
-        taken: set[bytes] = set()
-        self._announced = dict(
-            self._each(
-                keys, self.terms.clients, lambda who, message: self._read_keys(who, message, taken)
-            )
-        )
-        tables = {
-            client: {
-                other: announced.keys
-                for other, announced in self._announced.items()
-                if other != client
-            }
-            for client in self._announced
-        }
+        seen: set[bytes] = set()
+
+        def read(client: int, message: bytes) -> Announced:
+            return self._read_keys(client, message, seen)
+
+        self._announced = dict(self._each(keys, self.terms.clients, read))
+        public = {client: announced.keys for client, announced in self._announced.items()}
+        tables = {client: _without(public, client) for client in public}
         return self._forward("keys", wire.ROSTER, tables)
 
     def deliveries(self, shares: Pairs) -> ByClient | GivenUp:
-        """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the
-        roster are refused.
+        """Stage 1: sealed shares to their receivers.
+
+        Shares for clients that are not neighbours in the roster are refused.
         """
         self._begin("shares")
         most = wire.table_bytes(self.terms.plan.degree, SEALED_BYTES)
 
         def read(client: int, message: bytes) -> ByClient:
             body = wire.read(message, wire.SHARES, client, self.terms, least=0, most=most)
-            due = self._near(client, self._announced)
-            return wire.read_table(body, SEALED_BYTES, due, of=f"shares of client {client}")
+            receivers = self._near(client, self._announced)
+            return wire.read_table(body, SEALED_BYTES, receivers, of=f"shares of client {client}")
 
         self._sealed = dict(self._each(shares, self._announced, read))
-        tables = {
-            client: {
-                other: self._sealed[other][client] for other in self._near(client, self._sealed)
-            }
-            for client in self._sealed
-        }
+        tables = {}
+        for client in self._sealed:
+            senders = self._near(client, self._sealed)
+            tables[client] = {sender: self._sealed[sender][client] for sender in senders}
         return self._forward("shares", wire.DELIVERY, tables)
 
     def survivors(self, masked: Pairs) -> ByClient | GivenUp:
-        """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of
+        """Stage 2: add the masked vectors; send the set of survivors, fixed from now on, to all of
         them.
         """
         self._begin("masked")
@@ -226,9 +228,7 @@ class Server:
         return self.sent
 
     def requests(self, tags: Pairs) -> ByClient | GivenUp:
-        """Stage 3: each client's tags to their receivers, which give their shares for them. Clients
-        check them.
-        """
+        """Stage 3: each client's tags to their receivers, which check them before stage 4."""
         self._begin("agree")
         size = wire.table_bytes(len(self._survivors) - 1, TAG_BYTES)
 
@@ -238,28 +238,29 @@ class Server:
                 body, TAG_BYTES, self._survivors - {client}, of=f"tags of client {client}"
             )
 
-        given = dict(self._each(tags, self._survivors, read))
-        self._agreed = frozenset(given)
-        tables = {
-            client: {other: given[other][client] for other in given if other != client}
-            for client in given
-        }
+        by_sender = dict(self._each(tags, self._survivors, read))
+        self._agreed = frozenset(by_sender)
+        tables = {}
+        for client in by_sender:
+            senders = _without(by_sender, client)
+            tables[client] = {sender: tags[client] for sender, tags in senders.items()}
         return self._forward("agree", wire.REQUEST, tables)
 
     def total(self, answers: Pairs) -> Total | GivenUp:
         """Stage 4: the sum of the survivors' vectors modulo 2^b.
 
-        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if no
-        secret can be put together that its owner announced: one wrong share among more than h is
-        found, and its holder named.
+        The attempt is given up if fewer than h holders of a secret answered, or if their shares do
+        not give the announced secret. One wrong share among more than h is found, and its holder is
+        in ``Total.wrong``.
         """
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
         keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
-        read_all = self._each(
-            answers, self._agreed, lambda who, message: self._read_answer(who, message, seeds, keys)
-        )
-        answered = sum(1 for _ in read_all)
+
+        def read(client: int, message: bytes) -> None:
+            self._read_answer(client, message, seeds, keys)
+
+        answered = len(list(self._each(answers, self._agreed, read)))
         try:
             wrong = remove_masks(self._words, self.terms, self._announced, seeds, keys)
         except SecureSumError as error:
@@ -268,14 +269,15 @@ class Server:
         finally:
             words, self._words = self._words, np.zeros(0, self._words.dtype)
         self.sent = {}
-        named = frozenset(
+        liars = frozenset(
             client for client in self.terms.clients if self.terms.points[client] in wrong
         )
-        self.refused |= dict.fromkeys(named, WRONG)
+        self.refused |= dict.fromkeys(liars, WRONG)
         values = clear(words, self.terms.bits).astype(np.uint64)
-        return Total(values=values, survivors=self._survivors, wrong=named)
+        return Total(values=values, survivors=self._survivors, wrong=liars)
 
     def _read_answer(self, client: int, message: bytes, seeds: Shares, keys: Shares) -> None:
+        """Add the shares of one answer to ``seeds`` and ``keys``."""
         near = [other for other in self.terms.holders(client) if other in self._sealed]
         alive = [other for other in near if other in self._survivors]
         gone = [other for other in near if other not in self._survivors]
@@ -285,39 +287,45 @@ class Server:
         if body[:32] != self._sets:
             raise SecureSumError(f"answer of client {client}: it is for other sets of clients")
         whose = f"answer of client {client}"
-        given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=whose)
-        given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=whose)
-        if any(
-            int.from_bytes(share, "big") >= PRIME
-            for share in (*given_seeds.values(), *given_keys.values())
-        ):
+        of_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=whose)
+        of_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=whose)
+        shares = (*of_seeds.values(), *of_keys.values())
+        if any(int.from_bytes(share, "big") >= PRIME for share in shares):
             raise SecureSumError(f"{whose}: expected shares below 2^256 - 189")
-        for given, known in ((given_seeds, seeds), (given_keys, keys)):
-            for owner, share in given.items():
-                known[owner][self.terms.points[client]] = share
+        point = self.terms.points[client]
+        for owner, share in of_seeds.items():
+            seeds[owner][point] = share
+        for owner, share in of_keys.items():
+            keys[owner][point] = share
 
-    def _read_keys(self, client: int, message: bytes, taken: set[bytes]) -> Announced:
-        """What a client announced; its keys join those that are ``taken``."""
+    def _read_keys(self, client: int, message: bytes, seen: set[bytes]) -> Announced:
+        """The announcement of a client, whose keys are added to ``seen``.
+
+        Raises SecureSumError for a key that was seen, or is of small order.
+        """
         body = wire.read(
             message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES
         )
-        announced = Announced(*(body[at : at + KEY_BYTES] for at in (0, KEY_BYTES, 2 * KEY_BYTES)))
+        starts = (0, KEY_BYTES, 2 * KEY_BYTES)
+        announced = Announced(*(body[start : start + KEY_BYTES] for start in starts))
         both = {announced.share_key, announced.mask_key}
-        if len(both - taken) < 2:
+        if len(both - seen) < 2:
             raise SecureSumError("keys: expected public keys that differ from all others")
         for key in (announced.share_key, announced.mask_key):
             check_public(key)
-        taken |= both
+        seen |= both
         return announced
 
     def _near(self, client: int, among: Mapping[int, object]) -> list[int]:
+        """The neighbours of a client that are in ``among``."""
         return [other for other in self.terms.neighbours[client] if other in among]
 
     def _each(
         self, pairs: Pairs, due: Iterable[int], read: Callable[[int, bytes], Read]
     ) -> Iterator[tuple[int, Read]]:
-        """What is read from clients that are due, the first message of each; one that is refused
-        has dropped out.
+        """The results of ``read`` for the first message of each client that is due.
+
+        A client whose message is refused has dropped out.
         """
         left = set(due)
         for client, message in pairs:
@@ -335,6 +343,7 @@ class Server:
                 )
 
     def _begin(self, stage: str) -> None:
+        """Begin a stage. Raises SecureSumError if it is out of order."""
         if self.given_up is not None:
             raise SecureSumError(f"{stage}: this attempt has been given up")
         if STAGES.index(stage) != self._stage:
@@ -345,7 +354,7 @@ class Server:
     def _forward(
         self, stage: str, kind: int, tables: Mapping[int, Mapping[int, bytes]]
     ) -> ByClient | GivenUp:
-        """One message for each client: the set of all of them, and its own table."""
+        """One message for each client in ``tables``: the set of all of them, and its own table."""
         if reason := self._too_few(tables.keys()):
             return self._give_up(stage, reason, len(tables))
         members = wire.write_set(tables.keys(), self.terms)
@@ -356,24 +365,27 @@ class Server:
         return self.sent
 
     def _too_few(self, alive: Iterable[int]) -> str:
-        """Why the attempt cannot go on with these clients; empty if it can."""
+        """Why the attempt cannot continue with these clients; "" if it can."""
         left, terms = set(alive), self.terms
         if len(left) < terms.min_survivors:
             return (
                 f"expected {terms.min_survivors} clients at least, {len(left)} of "
                 f"{len(terms.clients)} are left"
             )
-        thin = next(
-            (c for c in left if len(left.intersection(terms.holders(c))) < terms.plan.threshold),
-            None,
-        )
-        if thin is not None:
-            return (
-                f"fewer than {terms.plan.threshold} of the neighbourhood of client {thin} are left"
-            )
+        threshold = terms.plan.threshold
+        for client in left:
+            if len(left.intersection(terms.holders(client))) < threshold:
+                return f"fewer than {threshold} of the neighbourhood of client {client} are left"
         return ""
 
     def _give_up(self, stage: str, reason: str, alive: int) -> GivenUp:
-        self.given_up, self.sent = GivenUp(stage=stage, reason=reason, alive=alive), {}
+        """End the attempt without a sum, and forget the vectors."""
+        self.given_up = GivenUp(stage=stage, reason=reason, alive=alive)
+        self.sent = {}
         self._words = np.zeros(0, self._words.dtype)
         return self.given_up
+
+
+def _without(values: Mapping[int, Read], client: int) -> dict[int, Read]:
+    """The values of all other clients."""
+    return {other: value for other, value in values.items() if other != client}

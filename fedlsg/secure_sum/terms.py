@@ -1,5 +1,5 @@
-"""The public terms of one attempt at a secure sum, how it ends without a sum, and the graph that
-follows from them: who shares masks with whom, and how many shares give a secret back.
+"""The public terms of one attempt at a secure sum, and the graph of shared masks that follows from
+them.
 
 Symbols:
     K  selected clients
@@ -19,11 +19,11 @@ round.
 
 What a server that lies about sets and keys can read
 ----------------------------------------------------
-It tells client i that R_i announced keys, that U_i sent shares and that S_i survived, and has t
-colluders. R_i is the roster as i knows it: clients **and both public keys of each**, of i itself
-those that it announced. Client i makes sure that i is in S_i, S_i within U_i, U_i within R_i, and
-|S_i| >= m. It opens shares only of neighbours that sealed them under R_i. It gives shares only
-after m clients of S_i, itself among them, have tagged (R_i, U_i, S_i) for it. It tags once.
+The server has t colluders. It tells client i that R_i announced keys, U_i sent shares and S_i
+survived. R_i is the roster as i knows it: clients **and both public keys of each**, of i itself
+those that it announced. Client i checks that i is in S_i, S_i within U_i, U_i within R_i, and |S_i|
+>= m. It opens shares only of neighbours that sealed them under R_i. It gives shares only after m
+clients of S_i, itself among them, have tagged (R_i, U_i, S_i) for it. It tags once.
 
 A colluder is every client that shows the server what it knows, and every one in whose place anybody
 is shown a share key whose secret the server or a colluder knows: t in all, over all rosters of the
@@ -73,7 +73,13 @@ from functools import cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
-    """Degree k and threshold h of a graph of K clients (see ``plan_graph``)."""
+    """A graph of K clients (see ``plan_graph``).
+
+    degree: k.
+    threshold: h.
+    colluders: t.
+    Raises ValueError unless (k + 1 + t) / 2 < h <= k + 1.
+    """
 
     degree: int
     threshold: int
@@ -137,17 +143,15 @@ def plan_graph(clients: int, *, min_survivors: int, colluders: int) -> GraphPlan
 
 
 def public_order(clients: Sequence[int], seed: bytes) -> list[int]:
-    """The clients in an order that anyone derives from the public seed: by SHA-256 of seed and
-    client.
-    """
+    """The clients in a public order: by SHA-256 of seed and client."""
     return sorted(
         clients, key=lambda client: hashlib.sha256(seed + client.to_bytes(4, "little")).digest()
     )
 
 
 def harary_graph(order: Sequence[int], degree: int) -> dict[int, tuple[int, ...]]:
-    """Neighbours of every client, ascending, in the Harary graph: the nearest on a circle, and the
-    opposite one.
+    """Neighbours of every client, ascending: the nearest ones on a circle, and the opposite one if
+    k is odd.
 
     Guarantee: k-regular, symmetric and k-connected.
     Raises ValueError unless 2 <= k < K (or k = 1, K = 2) and k K is even.
@@ -166,23 +170,25 @@ def harary_graph(order: Sequence[int], degree: int) -> dict[int, tuple[int, ...]
 
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
+"""Stages of an attempt, in order."""
 LEAST_BITS, MOST_BITS = 8, 64
 MOST_CLIENTS, MOST_VALUES = 10_000, 2**30
 _FIXED = struct.Struct("<32sQQIIIIB")
+"""All terms but the clients' numbers, for the digest."""
 _LABEL = b"fedlsg secure sum, version 2\0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What server and clients agree on before an attempt.
+    """The public terms of an attempt, which server and clients know before it.
 
-    ``run``: 32 bytes that name the run.
-    ``round`` and ``attempt``: an attempt never repeats within a run.
-    ``clients``: the selected clients, ascending (K numbers below 2^32).
-    ``min_survivors``: m, the clients that a sum has at least.
-    ``colluders``: t.
-    ``length``: values of a vector.
-    ``bits``: b, sums are modulo 2^b, 8 to 64.
+    run: 32 bytes that name the run.
+    round, attempt: numbers; no pair of them comes twice in a run.
+    clients: the selected clients, ascending (K numbers below 2^32).
+    min_survivors: m, the least number of clients in a sum.
+    colluders: t.
+    length: values of a vector.
+    bits: b, sums are modulo 2^b, 8 to 64.
 
     Guarantee: every key of an attempt depends on all of these, through ``digest``. Clients that
     hold different terms cannot open each other's shares.
@@ -243,28 +249,25 @@ class Terms:
 
     @cached_property
     def points(self) -> dict[int, int]:
-        """Where the share of each client is on a polynomial: its place among the clients, from
-        1.
-        """
+        """The point of each client's share on a polynomial: its place among the clients, from 1."""
         return {client: place for place, client in enumerate(self.clients, 1)}
 
     def holders(self, client: int) -> tuple[int, ...]:
-        """The closed neighbourhood of a client, ascending: those that hold a share of its
+        """The closed neighbourhood of a client, ascending, whose clients hold shares of its
         secrets.
         """
         return tuple(sorted((client, *self.neighbours[client])))
 
 
 class SecureSumError(ValueError):
-    """A message or a request that the protocol forbids. The text names what was expected and what
-    was found.
+    """A message or a request that the protocol forbids.
 
-    It quotes no secret: it may be sent to the other side and written to a log.
+    The text has no secret: it may be sent to the other side and written to a log.
     """
 
 
 class WrongSharesError(SecureSumError):
-    """No secret that ``owner`` announced fits its shares: the owner dealt wrong ones, or several
+    """Shares that do not give the secret that ``owner`` announced: it dealt wrong ones, or several
     holders lie.
     """
 
@@ -279,9 +282,11 @@ class GivenUp:
     """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was
     revealed.
 
-    ``stage``: keys, shares, masked, agree or unmask.
-    ``alive``: clients whose message of that stage was accepted.
-    ``owner``: the client whose shares, more than h, fit no secret that it announced.
+    stage: keys, shares, masked, agree or unmask.
+    reason: in words, for a message.
+    alive: number of clients whose message of that stage was accepted.
+    owner: the client whose shares, more than h, do not give the secret that it announced; else
+        None.
     """
 
     stage: str

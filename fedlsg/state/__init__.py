@@ -1,5 +1,9 @@
-"""The public state of a run: weights, W_0, frames, and the updates that lead from one version to
-the next.
+"""The public state of a run: weights, W_0, frames, and server updates.
+
+public_state    the values from which every process derives the frame of a round
+round_plan      what is known of a round before it starts
+server_state    the server's state, with optimizer and counters
+server_update   one update as clients receive it, and replicas that apply it
 """
 
 from fedlsg.state.public_state import PublicState, mean_frame

@@ -33,7 +33,7 @@ from fedlsg.state.round_plan import Phase, phase_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicState:
-    """What is public of a run. The weights W_t of ``model`` change, all else stays the same.
+    """The public values of a run. The weights W_t of ``model`` change, all else stays the same.
 
     model: the model with the weights W_t of the round.
     method: carriers, mask, mechanism and training.

@@ -1,9 +1,8 @@
-"""What everybody knows of a round before it starts: phase, frame, mechanism, local training, each
-client's terms.
+"""The public plan of a round: phase, frame, mechanism, local training, and each client's terms.
 
-A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is one pruning round;
-then come the training rounds. Messages, ledgers and files number the pruning round
-``PRUNING_ROUND`` and training rounds from 1.
+A run has two phases. If pruning reads the clients' data (DP-SNIP) there is one pruning round; then
+come the training rounds. Messages, ledgers and files give the pruning round the number
+``PRUNING_ROUND``, and training rounds numbers from 1.
 """
 
 import math
@@ -26,15 +25,13 @@ from fedlsg.secure_sum.discrete.sum_release import Release, SumTerms, plan_relea
 from fedlsg.training import accumulated_noise
 
 SAME = 1e-9
-"""Relative rounding of a sum of expected batches."""
+"""Relative difference of two sums of expected batches that is rounding."""
 PRUNING_ROUND = 0
 """The number of the pruning round."""
 
 
 class Phase(Enum):
-    """What clients compute in a round: saliencies that weights are pruned by, or gradients that
-    train the model.
-    """
+    """What clients compute in a round: saliencies for pruning, or gradients for training."""
 
     PRUNING = "pruning"
     TRAINING = "training"
@@ -52,10 +49,13 @@ def finished_before(round: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTerms:
-    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
+    """Public terms of one client.
 
-    ``prune_noise_multiplier`` is that of the pruning round. ``weight``: what the server multiplies
-    the noisy values with before it adds them up.
+    num_examples: N_k, as declared.
+    sample_rate: the Poisson rate.
+    noise_multiplier: the nominal one of training rounds.
+    prune_noise_multiplier: that of the pruning round.
+    weight: factor of the client's noisy values in the server's sum.
     """
 
     num_examples: int
@@ -66,9 +66,9 @@ class ClientTerms:
 
     def mechanism(self, common: Mechanism) -> Mechanism:
         """The federation's mechanism at this client's noise multiplier."""
-        return (
-            replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
-        )
+        if not common.adds_noise:
+            return common
+        return replace(common, noise_multiplier=self.noise_multiplier)
 
     def of(self, phase: Phase) -> "ClientTerms":
         """The terms of a phase. Every example takes part in pruning, which has its own noise."""
@@ -81,11 +81,14 @@ class ClientTerms:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundPlan:
-    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and
-    files.
+    """A round as server and clients derive it.
 
-    ``sums``: public constants of secure sums, None where every payload is read on its own.
-    ``unit``: what the run's epsilon protects.
+    round: its number in messages, ledgers and files.
+    frame: its coordinates.
+    mechanism: clip and noise.
+    local: the local training of clients.
+    sums: public constants of secure sums; None if every payload is read on its own.
+    unit: what the run's epsilon protects.
     """
 
     round: int
@@ -97,9 +100,7 @@ class RoundPlan:
 
     @property
     def releases_examples(self) -> bool:
-        """Whether a client clips and adds noise example by example (or not at all), and not to its
-        whole update.
-        """
+        """Whether a client clips examples, or nothing, and not its whole update."""
         return not (self.unit.whole and self.mechanism.private)
 
     @property
@@ -108,11 +109,11 @@ class RoundPlan:
         return phase_of(self.round)
 
     def for_client(self, terms: ClientTerms) -> "RoundPlan":
-        """The same round with the noise multiplier, the Poisson rate and the expected batch of one
-        client in this phase.
+        """The same round with the noise multiplier, Poisson rate and expected batch of one client.
 
-        To a server that adds the noise a client sends its update as it is, and its own entry says
-        so. It does not know the clip norm, which may move. Clients of equal terms share one plan.
+        ``terms``: those of this phase. If the server adds the noise, a client sends its update as
+        it is, and its own ledger entry has mechanism "none". It does not know the clip norm, which
+        may change. Clients of equal terms share one plan.
         """
         key = terms.noise_multiplier, terms.sample_rate, terms.num_examples
         if key not in self._for_terms:
@@ -121,9 +122,11 @@ class RoundPlan:
 
     @cached_property
     def _for_terms(self) -> dict[tuple[float, float, int], "RoundPlan"]:
+        """The cache of ``for_client``."""
         return {}
 
     def _at_terms(self, terms: ClientTerms) -> "RoundPlan":
+        """``for_client`` without the cache."""
         mechanism = terms.mechanism(self.mechanism)
         if self.unit.at_server:
             mechanism = replace(mechanism, kind="none", clip_norm=math.inf)
@@ -131,10 +134,10 @@ class RoundPlan:
         return replace(self, mechanism=mechanism, local=local)
 
     def divisor(self, fixed: float, clients: Iterable[ClientTerms]) -> float:
-        """What the weighted sum over ``clients``, who took part, is divided by.
+        """The divisor of the weighted sum over ``clients``, which took part.
 
-        That is ``fixed``, public and the same in all rounds, wherever values are clipped or noisy.
-        Without both it is their own expected batches, so that the result is the mean of FedAvg
+        If values are clipped or noisy it is ``fixed``, public and the same in all rounds. Otherwise
+        it is the sum of the clients' expected batches, so that the result is the mean of FedAvg
         (McMahan et al. 2017, Alg. 1), also in a round of some clients.
         """
         if not self.mechanism.is_plain:
@@ -157,9 +160,7 @@ class RoundPlan:
 
     @property
     def release(self) -> Release | None:
-        """The round's secure sum: its grid, and what the ledger is charged on top; None without
-        one.
-        """
+        """The plan of the round's secure sum; None without one."""
         if self.sums is None:
             return None
         return plan_release(
@@ -167,14 +168,13 @@ class RoundPlan:
         )
 
     def scale(self, weights: Mapping[str, Tensor]) -> list[Float[Tensor, " kept"]] | None:
-        """Factors of the gradients before the clip: the weights, which give saliencies; None in
-        training.
-        """
+        """Factors of the gradients before the clip: weights for saliencies, None in training."""
         return saliency_scale(weights, self.frame) if self.phase is Phase.PRUNING else None
 
     def charge(self, num_examples: int) -> dict[str, Any]:
-        """What the ledger entry of a client that takes part says of the release, as fields of
-        ``Entry``.
+        """The fields of a client's ledger ``Entry`` that follow from the plan.
+
+        ``num_examples``: declared ones of the client.
         """
         if num_examples not in self._charges:
             self._charges[num_examples] = self._charge(num_examples)
@@ -182,9 +182,11 @@ class RoundPlan:
 
     @cached_property
     def _charges(self) -> dict[int, dict[str, Any]]:
+        """The cache of ``charge``."""
         return {}
 
     def _charge(self, num_examples: int) -> dict[str, Any]:
+        """``charge`` without the cache."""
         unit = EXAMPLE if self.unit.whole and self.releases_examples else self.unit
         return {
             **takes_part(unit, self.local, num_examples),
@@ -201,24 +203,24 @@ class RoundPlan:
     @property
     def _shares(self) -> dict[str, int]:
         """m and t of a sum whose clients share the noise, as fields of ``Entry``."""
-        how = self.mechanism if self.sums is None else self.sums
-        if not (self.mechanism.private and how.colluders):
+        shares = self.mechanism if self.sums is None else self.sums
+        if not (self.mechanism.private and shares.colluders):
             return {}
-        return {"min_survivors": how.min_survivors, "colluders": how.colluders}
+        return {"min_survivors": shares.min_survivors, "colluders": shares.colluders}
 
 
 def takes_part(unit: Unit, local: LocalTraining, num_examples: int) -> dict[str, Any]:
-    """In how many releases of a round a unit may be, and with what chance, as fields of
+    """The releases of a round in which a unit may be, and with what probability, as fields of
     ``Entry``.
     """
-    how = {
+    fields = {
         "unit": unit.name,
         "steps": unit.steps(local.steps),
         "sample_rate": unit.rate(local.sample_rate),
     }
     if local.shuffled and not unit.whole:
-        how |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, local.shuffled)}
-    return how
+        fields |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, local.shuffled)}
+    return fields
 
 
 def plan_round(
@@ -250,7 +252,7 @@ def plan_round(
 
 
 def different_terms(terms: Sequence[ClientTerms]) -> Collection[ClientTerms]:
-    """Each of the terms once. Very many clients share the object of their size."""
+    """The different terms, each once; clients of one size may share an object, of very many."""
     return dict.fromkeys({id(client): client for client in terms}.values())
 
 

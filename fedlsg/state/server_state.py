@@ -1,6 +1,7 @@
-"""The server's public state: model, W_0, optimizer, round. It never sees a gradient without noise.
+"""The server's public state: model, W_0, optimizer and round.
 
-Everything in it may be checkpointed and published; client data and secret generators are elsewhere.
+It gets no gradient without noise. Everything in it may be checkpointed and published; client data
+and secret generators are elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +33,20 @@ from fedlsg.training.server_round import widest
 
 
 class ServerState:
-    """The public state, the server optimizer, and the counters ``round`` (last finished) and
-    ``updates`` (applied).
+    """The public state with the server optimizer.
 
-    The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe`` is
-    a batch of public inputs, of which pruning without data reads the shape: it prunes the model at
-    once.
-    ``optimizer``: any torch optimizer over the trainable parameters, whose owner schedules it
-    (there is no ``scheduler`` then), in place of the method's.
+    public: model, method, schedule and W_0.
+    divisor: by which sums are divided; fixed for the run.
+    probe: a batch of public inputs, of which pruning without data reads the shape. The model is
+        pruned at once.
+    optimizer: any torch optimizer over the trainable parameters, in place of the method's. Its
+        owner schedules it: ``scheduler`` is None then.
+    round: the last finished round.
+    updates: server updates so far; fewer than rounds if some had no valid update.
+    average: the average of the weights (``ServerOptimizer.ema``); None without one.
+    pruned: whether the pruning round is over, or there is none.
+    basis: the carriers of a probe's last refresh; None without one.
+    memory: of ranked sparsification; None without it.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class ServerState:
         self.basis: Basis | None = None
         self.memory = Memory() if method.mask.ranking == "gradients" else None
         self.clip_norm: float | None = None
-        """That of the next round, once an adaptive clip has moved it; until then the method's."""
+        """Clip norm of the next round, if an adaptive clip has changed it; None: the method's."""
 
     @property
     def awaits_pruning(self) -> bool:
@@ -84,24 +91,25 @@ class ServerState:
 
     @property
     def next_round(self) -> int:
-        """Number of the round that comes next: the pruning round's where that is still to come."""
+        """Number of the next round, which may be the pruning round."""
         return PRUNING_ROUND if self.awaits_pruning else self.round + 1
 
     def frame(self, round: int | None = None) -> Frame:
-        """The frame of ``round`` at the weights of now, by default of the round that comes next."""
-        round, kept = self.next_round if round is None else round, None
+        """The frame of ``round`` at the current weights; None means the next round."""
+        round = self.next_round if round is None else round
+        kept = None
         if self.memory is not None:
             time = self.schedule.time(round)
             kept = self.memory.kept(self.method.mask.rate(time), time.epoch)
         return self.public.frame(round, updates=self.updates, kept=kept, basis=self.basis_of(round))
 
     def basis_of(self, round: int) -> Basis | None:
-        """The carriers of ``round`` for kind ``probe``, made at the weights of now unless its
-        refresh made them.
+        """The carriers of a probe for ``round``, probed now if those of its refresh are not kept.
 
-        Guarantee: equal in all copies of a state, if each asks for the frame of every round with an
-        update: a refresh without an update leaves the weights as they are, so the next round probes
-        the same.
+        None without a probe, and in the pruning round.
+        Guarantee: equal in all copies of a state that ask for the frame of every round with an
+        update. A refresh without an update does not change the weights, so the next round probes
+        the same ones.
         """
         if self.public.source is None or round == PRUNING_ROUND:
             return None
@@ -113,7 +121,7 @@ class ServerState:
     def plan(
         self, local: LocalTraining, sums: SumTerms | None = None, unit: Unit = EXAMPLE
     ) -> RoundPlan:
-        """The plan of the round that comes next, at the clip norm of now; see ``plan_round``."""
+        """The plan of the next round, at the current clip norm; see ``plan_round``."""
         local = self.public.local_training(local, self.updates)
         plan = plan_round(self.method, self.next_round, self.frame(), local, sums, unit)
         return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
@@ -121,9 +129,7 @@ class ServerState:
     def prune(
         self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int
     ) -> None:
-        """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client
-        order.
-        """
+        """Set the weights of smallest noisy saliency to 0; ``updates``: values in client order."""
         kept = keep_snip(
             aggregate(updates),
             frame,
@@ -143,11 +149,11 @@ class ServerState:
     def finish_round(
         self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0
     ) -> None:
-        """Apply the clients' values, given in client order; with none, only the round counter
-        moves.
+        """Apply the clients' values and end the round; without values only its counter changes.
 
-        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to
-        frozen coordinates.
+        updates: in client order.
+        noise_std: deviation of the noise in their sum, which ranked sparsification also adds to
+            frozen coordinates.
         """
         if updates:
             self.step(aggregate(updates), frame, noise_std=noise_std)
@@ -172,7 +178,7 @@ class ServerState:
             divisor=self.divisor,
             server=self.method.server,
         )
-        with torch.no_grad():  # weight decay would move what the server knows nothing of
+        with torch.no_grad():  # undo weight decay of parameters that clients keep
             for name, value in personal.items():
                 trainable(self.model)[name].copy_(value)
         self.updates += 1
@@ -180,6 +186,7 @@ class ServerState:
         self.truncate()
 
     def _remember(self, total: Float[Tensor, " kept"], frame: Frame, noise_std: float) -> None:
+        """Add the sum to the memory of ranked sparsification."""
         if self.memory is not None:
             round = self.round + 1
             generator = public_generator(self.seed, "memory", round)
@@ -187,13 +194,14 @@ class ServerState:
             self.memory = self.memory.add(gradient.float(), self.schedule.epoch(round))
 
     def _average(self) -> None:
+        """Move the average of the weights; with few updates it follows them faster."""
         if self.average is not None:
             decay = min(self.method.server.ema, (1 + self.updates) / (10 + self.updates))
             self.average = decay * self.average + (1 - decay) * self.weights
 
     def truncate(self) -> None:
-        """Without the residual (Yu et al. 2021, App. C): keep of W its part in the spans of one
-        power step.
+        """Replace W by its part in the span of its carriers, if the carrier has no residual (Yu et
+        al. 2021, App. C).
         """
         if self.method.carrier.residual:
             return
@@ -203,8 +211,9 @@ class ServerState:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model that is evaluated, in eval mode: with the average of the weights where
-        ServerOptimizer.ema asks for one. On exit weights and modes are as before.
+        """The model in eval mode, with the average of the weights if there is one.
+
+        On exit weights and modes are as before.
         """
         current = None if self.average is None else self.weights
         modes = {module: module.training for module in self.model.modules()}
@@ -219,10 +228,10 @@ class ServerState:
                 module.training = training
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the server. The public generator follows from seed
-        and round.
+        """Everything that a resumed run needs of the server.
 
-        Frozen parameters are not in it: they are those of the initial model.
+        Public generators follow from seed and round, and frozen parameters from the initial model:
+        they are not in it.
         """
         frozen = frozen_bases(self.model)
         return {
@@ -279,8 +288,10 @@ class ServerState:
         self.round, self.updates = state["round"], state["updates"]
 
     def _set_rates(self, scheduler: LambdaLR) -> None:
-        """Give the optimizer the rates of the update that comes, of the schedule of now: a run that
-        trains further has another one than its checkpoint.
+        """Give the optimizer the rates of the next update.
+
+        They are those of the current schedule: a run for more rounds has another one than its
+        checkpoint.
         """
         parts = zip(
             self.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
@@ -294,7 +305,8 @@ class ServerState:
         A run that changed midway would have rounds of two sizes and two learning behaviours in one
         table.
         """
-        if others := set(state["carried"]) ^ set(self.public.carried):
+        others = set(state["carried"]) ^ set(self.public.carried)
+        if others:
             raise ValueError(
                 "this checkpoint was written by another version of fedlsg, which sends "
                 f"{', '.join(sorted(others))} in another form: continue the run with that version, "
@@ -302,8 +314,8 @@ class ServerState:
             )
 
     def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
-        """Continue with the carriers that the refresh of ``round`` made elsewhere; without any,
-        none are held.
+        """Continue with the carriers of another process, by the refresh of ``round``; None: with
+        none.
 
         Raises ValueError for numbers that are not a basis of this model.
         """
@@ -327,10 +339,10 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
         raise ValueError(
             f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ"
         )
-    # Into the memory that is there: views of one vector would lie at other addresses, and products
-    # round by alignment.
-    (there,) = to_device([weights], parameters[0].device)
-    parts = there.split([p.numel() for p in parameters])
+    # Copied into the parameters' own memory: products round by alignment, and views of one vector
+    # would have other addresses.
+    (on_device,) = to_device([weights], parameters[0].device)
+    parts = on_device.split([p.numel() for p in parameters])
     with torch.no_grad():
         torch._foreach_copy_(
             parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)]
@@ -340,8 +352,9 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
 def _as_sent(
     total: Float[Tensor, " kept"], divisor: float, dtype: torch.dtype
 ) -> Float[Tensor, " kept"]:
-    """The sum with (sum / divisor) rounded to ``dtype``, in pieces: whole vectors would be the
-    server's largest.
+    """divisor times (total / divisor), the latter rounded to ``dtype``.
+
+    It is computed in pieces: whole vectors would be the server's largest.
     """
     rounded = torch.empty_like(total, dtype=torch.float64)
     size = at_once(total.device.type)

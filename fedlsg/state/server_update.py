@@ -1,5 +1,5 @@
-"""One server update as clients receive it: encoded once, then decoded and applied by the server and
-by every replica.
+"""One server update as clients receive it: the server and every replica decode and apply the same
+bytes.
 
     server    sum of a round -> step -> decoded sum -> ServerState.step
     replica                     step -> decoded sum, in the frame that it derives itself ->
@@ -8,8 +8,7 @@ by every replica.
     offset  size  field
     0       1     kind: 1 values of an update, 2 kept weights of the pruning round
     1       4     round
-    5       8     deviation of the noise in the sum (float64): what the grid and ranked masks are
-            made from
+    5       8     deviation of the noise in the sum (float64), for the codec's grid and ranked masks
     13      4     length of the payload
     17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a
             prunable weight
@@ -45,6 +44,7 @@ from fedlsg.training import make_optimizer
 
 HEADER = struct.Struct("<BIdI")
 VALUES, PRUNING = 1, 2
+"""Kinds of steps."""
 
 
 class StepError(ValueError):
@@ -53,8 +53,12 @@ class StepError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One server update: its kind, round, the deviation of the noise in its sum, and the encoded
-    values.
+    """One server update.
+
+    kind: VALUES or PRUNING.
+    round: its number.
+    noise_std: deviation of the noise in the sum.
+    payload: the encoded values.
     """
 
     kind: int
@@ -63,25 +67,21 @@ class Step:
     payload: bytes
 
     def to_bytes(self) -> bytes:
-        """As in the header of this file."""
+        """The bytes in the layout of this file's docstring."""
         return HEADER.pack(self.kind, self.round, self.noise_std, len(self.payload)) + self.payload
 
 
 class DownDither(Dither):
-    """The dither of server updates: independent of the numbers that clients' values were rounded
-    with.
-    """
+    """The dither of server updates, which is independent of that of clients' values."""
 
     def draw(self, round: int, count: int) -> np.ndarray:
-        """As ``Dither.draw``, for a purpose of its own."""
+        """``Dither.draw`` from another public generator."""
         generator = public_generator(self.seed, "downlink-dither", round)
         return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
 
 
 def down_dither(state: ServerState, noise_std: float) -> DownDither:
-    """The public dither of a step, whose values are the sum over the divisor, and so is their
-    noise.
-    """
+    """The public dither of a step. Sum and noise are divided by the divisor."""
     return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor)
 
 
@@ -103,9 +103,7 @@ def read_steps(data: bytes) -> list[Step]:
 
 
 def index_mode(state: ServerState) -> IndexMode:
-    """Positions are sent where clients choose their own; otherwise server and clients derive
-    them.
-    """
+    """The index mode of steps: positions are sent if clients choose their own, else derived."""
     return "chosen" if state.method.compression.chooses else "derived"
 
 
@@ -120,7 +118,8 @@ def encode_update(
     """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not
     finite).
     """
-    values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
+    values, positions = (total / state.divisor).float(), frame.indices
+    mode = index_mode(state)
     if mode == "chosen":  # positions that no client chose are 0 in the sum
         positions = values.nonzero().squeeze(1)
         values = values[positions]
@@ -159,16 +158,16 @@ def decode_update(
             most=frame.size if index_mode(state) == "chosen" else None,
         ),
     )
-    noise_std = (
-        codec.received_noise(dither.noise_std) * state.divisor
-        if codec.added_variance
-        else step.noise_std
-    )
+    noise_std = step.noise_std
+    if codec.added_variance:
+        noise_std = codec.received_noise(dither.noise_std) * state.divisor
     return values.double() * state.divisor, noise_std
 
 
 def encode_pruning(before: Masks, state: ServerState) -> Step:
-    """Which of the weights that were prunable ``before`` the state has kept."""
+    """The step of the pruning round: a bit for each weight that was prunable ``before``; 1 is
+    kept.
+    """
     weights = trainable(state.model)
     kept = [(weights[name].detach() != 0)[mask].cpu() for name, mask in before.items()]
     return Step(
@@ -180,7 +179,7 @@ def encode_pruning(before: Masks, state: ServerState) -> Step:
 
 
 def apply_pruning(state: ServerState, step: Step) -> None:
-    """Set to 0 the weights that the server pruned."""
+    """Set to 0 the weights that the server pruned. Raises StepError for another number of bits."""
     may = prunable(trainable(state.model))
     sizes = [int(mask.sum()) for mask in may.values()]
     if state.pruned or len(step.payload) != (sum(sizes) + 7) // 8:
@@ -196,10 +195,9 @@ def apply_pruning(state: ServerState, step: Step) -> None:
 
 
 def replay(state: ServerState, step: Step, codec: Codec, frame: Frame | None = None) -> None:
-    """Take one step of the server on a replica; ``frame`` is that of its round where it was derived
-    before.
+    """Apply one step of the server to a replica; ``frame``: that of its round, if it is known.
 
-    Raises StepError or PayloadError for a step that does not follow on this state. Do not use the
+    Raises StepError or PayloadError for a step that does not follow this state. Do not use the
     state after that.
     """
     if step.kind == PRUNING:
@@ -219,16 +217,15 @@ STEP = "step"
 
 
 def extra_vectors(state: ServerState) -> dict[str, Tensor]:
-    """Vectors by name: the optimizer's, one parameter after the other in model order; the memory's
-    sums and counters; the basis of a probe, unless the next round makes another one.
+    """Vectors, by name, that a replica needs in addition to the weights.
+
+    They are those of the optimizer, flattened in model order; the memory's sums and counters; and
+    the basis of a probe, unless the next round makes another one.
     """
-    kept = [
-        state.optimizer.state[p]
-        for p in trainable(state.model).values()
-        if p in state.optimizer.state
-    ]
+    buffers = state.optimizer.state
+    kept = [buffers[p] for p in trainable(state.model).values() if p in buffers]
     # before the first update they follow from the settings
-    names = _sent(kept) if state.updates else []
+    names = _sent_names(kept) if state.updates else []
     vectors = {
         name: torch.cat([each[name].flatten() for each in kept if name in each]) for name in names
     }
@@ -245,13 +242,15 @@ def extra_vectors(state: ServerState) -> dict[str, Tensor]:
 def restart(
     state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *, round: int, updates: int
 ) -> None:
-    """Make a replica that of the server as ``round`` begins, after ``updates`` updates.
+    """Bring a replica to the server's state at the beginning of ``round``, after ``updates``
+    updates.
 
+    ``weights``: W_t; ``extra``: those of ``extra_vectors``.
     Raises ValueError for vectors that do not fit the model.
     """
     load_weights(state.model, weights)
     memory = _first_memory(state, stepped=updates > 0)
-    for name in _sent(memory) if updates else []:
+    for name in _sent_names(memory) if updates else []:
         places = [each for each in memory if name in each]
         sizes = [each[name].numel() for each in places]
         if name not in extra or extra[name].shape != (sum(sizes),):
@@ -276,9 +275,7 @@ def restart(
 
 
 def schedule(state: ServerState, updates: int) -> None:
-    """Set the learning rates to those after ``updates`` updates: the schedule is a closed form of
-    it.
-    """
+    """Set the learning rates to those after ``updates`` updates, of which they are a function."""
     scheduler = state.scheduler
     assert scheduler is not None, "a replica has the method's own optimizer"
     scheduler.last_epoch, scheduler._step_count = updates, updates + 1
@@ -290,10 +287,10 @@ def schedule(state: ServerState, updates: int) -> None:
 
 
 def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
-    """What the method's optimizer remembers of each parameter before its first step, or after one
-    of zeros.
+    """The buffers of the method's optimizer for each parameter, before its first step or after one.
 
-    After any number of steps it remembers as many numbers, under the same names.
+    ``stepped``: after one step with gradients of zero. After any number of steps there are as many
+    numbers, under the same names.
     """
     copies = {name: nn.Parameter(torch.zeros_like(p)) for name, p in trainable(state.model).items()}
     optimizer, _ = make_optimizer(
@@ -306,13 +303,11 @@ def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
     return [dict(optimizer.state.get(p, {})) for p in copies.values()]
 
 
-def _sent(memory: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of what is sent of an optimizer's memory, each once."""
-    return list(
-        {
-            name: None
-            for each in memory
-            for name, value in each.items()
-            if name != STEP and value is not None
-        }
-    )
+def _sent_names(memory: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the optimizer's buffers that are sent, each once, in their order."""
+    names: list[str] = []
+    for buffers in memory:
+        for name, value in buffers.items():
+            if name != STEP and value is not None and name not in names:
+                names.append(name)
+    return names

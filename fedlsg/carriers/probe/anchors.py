@@ -57,9 +57,9 @@ def anchor_gradients(
 def anchor_basis(
     G: Float[Tensor, "anchors m"], count: int, *, generator: torch.Generator
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, " k"]]:
-    """L, k = ``count`` orthonormal columns near the top eigenvectors of G^T G, and the shares of
-    |G|^2 along them.
+    """L, and the share of |G|^2 along each of its columns.
 
+    They are k = ``count`` orthonormal columns near the top eigenvectors of G^T G.
     The power method: L = qr(G^T G L), from a Gaussian start. If G has fewer than k directions, the
     other columns are what is left of the start.
     Guarantee: the columns are orthonormal to rounding for any G, zero included.

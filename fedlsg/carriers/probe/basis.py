@@ -1,4 +1,4 @@
-"""The carriers of a probe: a function of the weights at a refresh, the public seed and the probe's
+"""The carriers that a probe makes: a function of the weights at a refresh, the public seed and the
 source.
 
 Symbols: A (n, n), B (m, m) second moments of the probes' gradients of a weight W (m, n), lambda and
@@ -29,16 +29,20 @@ from fedlsg.frame.forms import PRECONDITIONED, TANGENT, Sizes
 from fedlsg.frame.public import Public
 
 NORM = 0.5
-"""Norm of a scaled core over that of the gradient without scales, as the probe predicts it."""
+"""Predicted norm of a scaled core over that of the gradient. L and R have a factor of NORM^(1/2)
+each.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Carriers of one weight, and the energy that the probe predicts along them.
+    """Carriers of one weight, and the energies that the probe predicts: shares of the trace.
 
-    Shares of the trace of B and of A: of their eigenvectors in L and R, (r,) and (s,), descending;
-    in the form ``tangent`` of the rows of dL, (m,), and of the columns of dR, (n,), or a kernel's
-    in channels, (c,).
+    L, R: the carriers.
+    out_energy: share of B in each eigenvector of L, (r,), descending; in the form ``tangent`` in
+        each row of dL, (m,).
+    in_energy: share of A in each eigenvector of R, (s,), descending; in the form ``tangent`` in
+        each column of dR, (n,), or in channel of a kernel, (c,).
     """
 
     L: Float[Tensor, "m r"]
@@ -49,7 +53,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Basis:
-    """The carriers of all rounds from ``round`` on, up to the next refresh."""
+    """The carriers of all rounds from ``round`` on, up to the next refresh; by weight."""
 
     round: int
     pairs: Mapping[str, Pair]
@@ -66,14 +70,14 @@ class Basis:
 
 
 def refresh_of(round: int, carrier: Carrier) -> int:
-    """The round whose weights were probed for the carriers of ``round``: 1, 1 + refresh, 1 + 2
-    refresh, ...
+    """The last round, up to ``round``, whose weights are probed: 1, 1 + refresh, 1 + 2 refresh,
+    ...
     """
     return round - (round - 1) % carrier.refresh
 
 
 def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
-    """Probe the public weights W_t of ``public``, at the round that it is about.
+    """The carriers by a probe of the public weights W_t, in the round of ``public``.
 
     Guarantee: deterministic in the weights, the public seed, the round and the source, on one kind
     of processor.
@@ -96,29 +100,44 @@ def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
         raise
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(
-            f"probe source {source.name!r}: the model or the loss fails on what it gives: {error}"
+            f"probe source {source.name!r}: the model or the loss fails on its inputs: {error}"
         ) from error
+    embeds = carrier.form.embeds
+    pairs = _embedding_pairs(public, anchors) if embeds else _moment_pairs(carrier, public, moments)
+    return Basis(round=public.time.round, pairs=pairs)
+
+
+def _embedding_pairs(public: Public, anchors: Mapping[str, Tensor]) -> dict[str, Pair]:
+    """Bases L of the anchors' gradients; R and its energy are 1."""
     pairs = {}
     for name, sizes in public.carried.items():
         generator = public.generator("eigenvectors", public.time.round, name)
-        if carrier.form.embeds:
-            L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
-            pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
-            continue
+        L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
+        pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
+    return pairs
+
+
+def _moment_pairs(
+    carrier: Probe, public: Public, moments: Mapping[str, Moments]
+) -> dict[str, Pair]:
+    """The carriers of every other form, from the moments."""
+    pairs = {}
+    for name, sizes in public.carried.items():
+        generator = public.generator("eigenvectors", public.time.round, name)
         columns = public.weights[name].shape[1]
         pairs[name] = make_pair(moments[name], sizes, carrier, generator, columns=columns)
         if carrier.splits:
             check_orthonormal(pairs[name].L, pairs[name].R, f"carriers of a probe for {name}")
-    return Basis(round=public.time.round, pairs=pairs)
+    return pairs
 
 
 def make_pair(
     moments: Moments, sizes: Sizes, carrier: Probe, generator: torch.Generator, *, columns: int
 ) -> Pair:
-    """L and R of one weight; in the other forms than tangent, they are scaled by the predicted
-    spectrum.
+    """L and R of one weight, with their energies.
 
-    ``columns``: in units of the weight, n, or the in channels of a kernel.
+    In all forms but tangent they are scaled by the predicted spectrum. ``columns``: in units of the
+    weight, n, or the in channels of a kernel.
     """
     out_energy, L = energies(moments.B, sizes.r, generator)
     in_energy, R = energies(moments.A, sizes.s, generator)
@@ -131,8 +150,8 @@ def make_pair(
 
 
 def unit_shares(moment: Float[Tensor, "k k"], units: int) -> Float[Tensor, " units"]:
-    """The share of the trace that lies in each unit: its diagonal entry, or the sum of those of a
-    channel's taps.
+    """The share of the trace in each unit: its diagonal entry, or the sum of those of a channel's
+    taps.
     """
     diagonal = moment.diagonal().reshape(units, -1).sum(1)
     return diagonal / diagonal.sum().clamp_min(torch.finfo(diagonal.dtype).tiny)
@@ -141,9 +160,7 @@ def unit_shares(moment: Float[Tensor, "k k"], units: int) -> Float[Tensor, " uni
 def energies(
     moment: Float[Tensor, "k k"], count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, " c"], Float[Tensor, "k c"]]:
-    """Top eigenvalues as shares of the trace, and the eigenvectors. A moment of zeros has shares of
-    zero.
-    """
+    """Top eigenvalues as shares of the trace, and their eigenvectors; all shares of zeros are 0."""
     values, vectors = top_eigenvectors(moment, count, generator=generator)
     return values / moment.trace().clamp_min(torch.finfo(values.dtype).tiny), vectors
 
@@ -151,24 +168,26 @@ def energies(
 def scaled(
     vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Probe
 ) -> Float[Tensor, "k c"]:
-    """The eigenvectors X times their scales D; in the form preconditioned X D X^T, the power of the
-    whole moment.
+    """X D, the eigenvectors X times their scales; in the form preconditioned X D X^T.
 
-    In the form core D has a factor by which both sides together halve the predicted norm of a
-    carried weight's gradient. So the weight's share in the joint clip does not depend on D; one
-    half measured best (docs/results/probe.md). With ``power=0`` carriers are orthonormal.
+    In the form core D has a factor that makes sum lambda D^2 = NORM sum lambda. With it on both
+    sides, the predicted norm of a carried weight's gradient is NORM times as large, whatever D is:
+    a weight's share in the joint clip does not depend on D. One half measured best
+    (docs/results/probe.md). With ``power=0`` carriers are orthonormal, without a factor.
     """
     if not carrier.power:
         return vectors @ vectors.mT if carrier.form is PRECONDITIONED else vectors
     D = scales(energy, len(vectors), carrier)
     if carrier.form is PRECONDITIONED:
         return vectors * D @ vectors.mT
-    kept = (energy * D.square()).sum()
-    return vectors * (D * (NORM * energy.sum() / kept).sqrt() if kept > 0 else D)
+    scaled_energy = (energy * D.square()).sum()
+    if scaled_energy > 0:
+        D = D * (NORM * energy.sum() / scaled_energy).sqrt()
+    return vectors * D
 
 
 def scales(energy: Float[Tensor, " c"], units: int, carrier: Probe) -> Float[Tensor, " c"]:
-    """(lambda / mean + damping)^-power, where mean is that of all ``units`` eigenvalues."""
+    """D = (lambda / mean + damping)^-power; ``energy`` is lambda over the sum of all ``units``."""
     return (energy * units + carrier.damping) ** -carrier.power
 
 
@@ -206,6 +225,7 @@ def unflatten(
 
 
 def _shapes(carrier: Carrier, W: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a weight's ``Pair``, in the order of its fields."""
     sizes = carrier.sizes(W)
     rows, columns = carrier.form.energies(sizes, W)
     return (sizes.m, sizes.r), (sizes.s, sizes.n), (rows,), (columns,)

@@ -1,17 +1,18 @@
-"""Second moments of the probes' gradients, layer by layer.
+"""Second moments of the probes' gradients, layer by layer: A = sum g^T g and B = sum g g^T.
 
-Symbols: g (m, n) the gradient of one example in a weight, divided by the norm of its gradient in
-all parameters. The probes pass in microbatches. Of each, every layer keeps what its sums need until
-the norms are known.
+Symbols: dW (m, n) the gradient of one example in a weight, w one over the squared norm of its
+gradient in all parameters, g = w^(1/2) dW; T positions of the example, X (T, n) and G (T, m) the
+factors of dW = G^T X.
 
-Those of one layer are taken by the cheaper of two ways. Symbols: T positions of one example, X (T,
-n) and G (T, m) the factors of its gradient dW = G^T X, w its weight.
+The sums of one layer are computed in the cheaper of two ways:
     dense   dW is formed:        A = sum w dW^T dW             B = sum w dW dW^T
     gram    dW is never formed:  A = sum w X^T (G G^T) X       B = sum w G^T (X X^T) G
                                  |dW|^2 = <G G^T, X X^T>
 Multiplications of an example: m n (T + m + n) in the first way, T (2 T (m + n) + m^2 + n^2) in the
-second. Their speeds are alike on a CPU (100 to 200 GFLOP/s), so that the smaller count decides. The
-weight needs the example's norm in all layers. So each way first gives squared norms, then the sums.
+second. Both have about the same speed on a CPU (100 to 200 GFLOP/s), so the smaller count decides.
+
+The probes pass in microbatches. As w needs the example's norm in all layers, each layer first gives
+squared norms and keeps what its sums need (``Kept``); then come the sums.
 """
 
 import itertools
@@ -40,47 +41,48 @@ Kernels = Float[Tensor, "batch t t"]
 PerExample = Float[Tensor, " batch"]
 
 CANCELLED = 1e-3
-"""Lower bound on |dW| as a share of |G| |X|: below that the Gram matrices in float32 have no digits
-of it left.
+"""Lower bound on |dW| as a share of |G| |X|: a smaller one cannot be computed from Gram matrices in
+float32.
 """
-BLOCKS, BLOCKED_FROM = 4, 256
-"""A symmetric matrix of so many rows is computed in so many block rows, from the diagonal on: 5/8
-of the products.
+BLOCKS = 4
+"""Block rows of a large symmetric product, each computed from the diagonal on: 5/8 of the products.
 """
+BLOCKED_FROM = 256
+"""Rows from which a symmetric product is large."""
 
 SPARSE = 0.75
 """Share of positions with a gradient from which selecting them costs more than it saves."""
 
 
 class Examples:
-    """What is kept of a microbatch: tensors, examples first."""
+    """What one layer keeps of a microbatch: fields are tensors whose first axis is the examples."""
 
-    def of(self, chosen: Bool[Tensor, " batch"]) -> Self:
+    def select(self, chosen: Bool[Tensor, " batch"]) -> Self:
         """The chosen examples."""
         return type(self)(*(tensor[chosen] for tensor in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Examples):
-    """Examples whose gradients are formed."""
+    """The way dense: dW of each example."""
 
-    each: Float[Tensor, "batch m n"]
+    gradients: Float[Tensor, "batch m n"]
 
     def squares(self) -> PerExample:
         """Squared norms, in float64."""
-        return _norms(self.each).square()
+        return _norms(self.gradients).square()
 
     def sums(self, weights: PerExample) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
-        scaled = self.each * weights.view(-1, 1, 1)
-        A = symmetric_product(scaled.flatten(0, 1), self.each.flatten(0, 1))
-        B = symmetric_product(scaled.mT.flatten(0, 1), self.each.mT.flatten(0, 1))
+        scaled = self.gradients * weights.view(-1, 1, 1)
+        A = symmetric_product(scaled.flatten(0, 1), self.gradients.flatten(0, 1))
+        B = symmetric_product(scaled.mT.flatten(0, 1), self.gradients.mT.flatten(0, 1))
         return A, B
 
 
 @dataclass(frozen=True, eq=False)
 class Gram(Examples):
-    """Examples as their factors, and the inner products of these."""
+    """The way gram: the factors of each example, and GG = G G^T and XX = X X^T."""
 
     G: Float[Tensor, "batch t m"]
     X: Float[Tensor, "batch t n"]
@@ -90,9 +92,10 @@ class Gram(Examples):
     def squares(self) -> PerExample:
         """Squared norms, in float64, at least CANCELLED^2 |G|^2 |X|^2."""
         GG, XX = self.GG.flatten(1).double(), self.XX.flatten(1).double()
-        g, x = (K.diagonal(dim1=1, dim2=2).double().sum(1) for K in (self.GG, self.XX))
+        # |G|^2 and |X|^2 are the traces
+        G2, X2 = (K.diagonal(dim1=1, dim2=2).double().sum(1) for K in (self.GG, self.XX))
         squares: Tensor = torch.linalg.vecdot(GG, XX)
-        return torch.maximum(squares, CANCELLED**2 * g * x)
+        return torch.maximum(squares, CANCELLED**2 * G2 * X2)
 
     def sums(self, weights: PerExample) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
@@ -107,7 +110,7 @@ Kept = Dense | Gram
 
 
 def keep(factors: Factors) -> Kept:
-    """What the sums need of a few examples, in float32, by the cheaper way."""
+    """What the sums of one layer need, in float32, in the cheaper way."""
     T, m, n = factors.sizes
     if not factors.is_product or not gram_is_cheaper(T, m, n):
         return Dense(factors.dense().float())
@@ -116,12 +119,12 @@ def keep(factors: Factors) -> Kept:
 
 
 def gram_is_cheaper(T: int, m: int, n: int) -> bool:
-    """Whether the second way needs fewer multiplications."""
+    """Whether the way gram needs fewer multiplications."""
     return T * (2 * T * (m + n) + m * m + n * n) < m * n * (T + m + n)
 
 
-def values(factors: Factors) -> int:
-    """Numbers that are kept of one example."""
+def kept_numbers(factors: Factors) -> int:
+    """Numbers that one layer keeps of one example."""
     T, m, n = factors.sizes
     gram = factors.is_product and gram_is_cheaper(T, m, n)
     return T * (m + n) + (2 * T * T if gram else m * n)
@@ -137,8 +140,8 @@ def weighted(
 ) -> Float[Tensor, "k k"]:
     """The sum of F^T K F over the examples, K symmetric.
 
-    Positions that no gradient has ``reached``, such as padding, have a zero row in K or in F, and
-    are left out.
+    ``reached``: positions with a gradient other than zero. All others, such as padding, have a zero
+    row in K or in F, and are left out if they are many.
     """
     KF = K * F if F.shape[1] == 1 else K @ F
     rows, others = KF.flatten(0, 1), F.flatten(0, 1)
@@ -165,21 +168,18 @@ def symmetric_product(
     return product
 
 
-FIRST = 2
+FIRST_SIZE = 2
 """Examples of the first microbatch, which shows how much one example needs."""
-MOST, KEPT = 128, 2**25
-"""Examples of every other microbatch at most, and numbers that all layers keep of it at most (134
-MB).
-"""
-
-SMALLEST = 1e-30
-"""Squared norms below that count as zero: their products are too small for float32."""
+MAX_SIZE = 128
+"""Most examples of every other microbatch."""
+MAX_NUMBERS = 2**25
+"""Most numbers that all layers keep of a microbatch (134 MB)."""
+SMALLEST_SQUARE = 1e-30
+"""Squared norm up to which a gradient counts as zero: its products are too small for float32."""
 
 
 class Moments(NamedTuple):
-    """A = sum g^T g (n, n) and B = sum g g^T (m, m) of one weight, in float32; a kernel is
-    flattened.
-    """
+    """A = sum g^T g and B = sum g g^T of one weight, in float32; a kernel is flattened."""
 
     A: Float[Tensor, "n n"]
     B: Float[Tensor, "m m"]
@@ -202,7 +202,8 @@ def second_moments(
     frame = dense_frame(model)
     checked = check(model, frame)
     moments = {name: _zeros(W) for name, W in checked.items() if name in carried}
-    count, start, size, used = batch_size(inputs, targets), 0, FIRST, 0
+    count = batch_size(inputs, targets)
+    start, size, used = 0, FIRST_SIZE, 0
     while start < count:
         x, y = (part_of(batch, start, start + size) for batch in (inputs, targets))
         gradients = factored_gradients(
@@ -211,7 +212,7 @@ def second_moments(
         named = dict(zip(checked, gradients, strict=True))
         del gradients
         start += size
-        size = _size(named.values())
+        size = _next_size(named.values())
         used += _add(moments, named)
     if not used:
         raise ValueError(
@@ -231,20 +232,23 @@ def dense_frame(model: nn.Module) -> Frame:
 
 
 def _zeros(W: Tensor) -> Moments:
+    """The moments of no example."""
     sizes = W.shape[1:].numel(), W.shape[0]
     return Moments(*(torch.zeros(k, k, device=W.device) for k in sizes))
 
 
 def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows ``start`` to ``stop`` of a batch."""
     part: Batch = each(batch, lambda t: t[start:stop])
     return part
 
 
 def _add(
-    found: Mapping[str, Moments], gradients: dict[str, Tensor | GhostGradients | Factors]
+    moments: Mapping[str, Moments], gradients: dict[str, Tensor | GhostGradients | Factors]
 ) -> int:
-    """Add the sums of one microbatch to ``found``; how many examples were used. Empties
-    ``gradients``.
+    """Add the sums of one microbatch to ``moments``, and return how many examples were used.
+
+    It empties ``gradients``, so that no two forms of a gradient are in memory.
     """
     layers: dict[str, Kept] = {}
     squares = []
@@ -258,22 +262,23 @@ def _add(
         else:
             squares.append(_norms(gradient).square())
     total = torch.stack(squares).sum(0)
-    usable = total.isfinite() & (total > SMALLEST)
-    whole = bool(usable.all())
+    usable = total.isfinite() & (total > SMALLEST_SQUARE)
+    all_usable = bool(usable.all())
     weights = total[usable].reciprocal().float()
     for name, layer in layers.items():
-        chosen = layer if whole else layer.of(usable)
-        for into, more in zip(found[name], chosen.sums(weights), strict=True):
-            into += more
+        chosen = layer if all_usable else layer.select(usable)
+        for moment, increase in zip(moments[name], chosen.sums(weights), strict=True):
+            moment += increase
     return len(weights)
 
 
 def _norms(gradient: Float[Tensor, "batch *shape"]) -> PerExample:
+    """The norm of each example's gradient, in float64."""
     norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64)
     return norms
 
 
-def _size(gradients: Iterable[object]) -> int:
+def _next_size(gradients: Iterable[object]) -> int:
     """Examples of the next microbatch, from the gradients of this one."""
-    of_example = sum(values(factors) for factors in gradients if isinstance(factors, Factors))
-    return min(MOST, max(1, KEPT // max(1, of_example)))
+    of_example = sum(kept_numbers(layer) for layer in gradients if isinstance(layer, Factors))
+    return min(MAX_SIZE, max(1, MAX_NUMBERS // max(1, of_example)))

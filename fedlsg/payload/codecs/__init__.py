@@ -1,8 +1,8 @@
-"""What a codec is, and which there are: each file of this folder with a module-level ``CODEC``.
+"""Codec, the base class of all codecs, and the table of codecs: each file here with a ``CODEC``.
 
-A new codec is one new file here. Nothing outside its own file names it. ``CODEC`` is an instance of
-a subclass of ``Codec``. Fields that it declares with a ``Setting`` are settings of its own; a run
-gives them like any other setting:
+A new codec is one new file in this folder. Nothing outside its own file names it. ``CODEC`` is an
+instance of a subclass of ``Codec``. Fields that it declares with a ``Setting`` are settings of its
+own; a run gives them like any other setting:
 
     @dataclass(frozen=True, kw_only=True)
     class Coarse(Codec):
@@ -12,8 +12,8 @@ gives them like any other setting:
 
     CODEC = Coarse(name="coarse", wire_id=100)
 
-Codecs work on values that the mechanism has already made noisy: post-processing, epsilon is
-untouched.
+Codecs work on values that the mechanism has already made noisy. This is post-processing: epsilon
+does not change.
 """
 
 import math
@@ -45,6 +45,7 @@ class PayloadError(ValueError):
 class Codec(ABC):
     """One codec with its settings.
 
+    name: in settings.
     wire_id: value type in the header of a payload, 1 to 255, no other codec's.
     bytes_each: bytes of each value if the body has only values of one size, else None.
     exact: values arrive as they were, so that a sum of payloads keeps every share of noise.
@@ -74,19 +75,16 @@ class Codec(ABC):
         return dict(_own_settings(type(self)))
 
     def with_settings(self, given: Mapping[str, Any]) -> Self:
-        """This codec with its own settings among those given; what is missing or None stays as it
-        is.
+        """This codec with new values of its own settings, which are found in ``given`` by name.
 
-        Raises ValueError for a value out of range.
+        A setting that is missing or None stays. Raises ValueError for a value out of range.
         """
         values = {name: given[name] for name in self.settings if given.get(name) is not None}
         return replace(self, **values)
 
     @property
     def added_variance(self) -> float:
-        """Variance of the codec's error in units of the noise's; 0 if it does not follow from the
-        noise.
-        """
+        """Variance of the codec's error over that of the noise, if the noise decides it; else 0."""
         return 0.0
 
     def received_noise(self, noise_std: float) -> float:
@@ -94,7 +92,7 @@ class Codec(ABC):
         return noise_std * math.sqrt(1 + self.added_variance)
 
     def summary(self) -> dict[str, Any]:
-        """What the summary of a run says of it, in addition to the name: its own settings."""
+        """Its own settings, for the summary of a run."""
         return {name: getattr(self, name) for name in self.settings}
 
     def check(self, method: Method) -> None:  # noqa: B027, most codecs suit every method
@@ -103,7 +101,7 @@ class Codec(ABC):
         """
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
-        """By how much ``count`` values of norm ``max_norm`` at most may become longer."""
+        """The most by which rounding can raise the norm of ``count`` values, up to ``max_norm``."""
         return 0.0
 
     @abstractmethod
@@ -145,13 +143,13 @@ def check_length(body: bytes | memoryview, length: int) -> None:
         raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
 
 
-@cache  # of a class's source: for a process
+@cache  # source does not change within a process
 def _own_settings(codec: type[Codec]) -> Mapping[str, Declared]:
-    hints = get_type_hints(codec, include_extras=True)
-    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    common = [
-        name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)
-    ]
+    """The fields of a codec with a ``Setting``."""
+    common = []
+    for name, hint in get_type_hints(codec, include_extras=True).items():
+        if not any(isinstance(note, Setting) for note in getattr(hint, "__metadata__", ())):
+            common.append(name)
     return declared(codec, without=common)
 
 
@@ -177,27 +175,23 @@ def codec_settings() -> dict[str, Declared]:
     return agreed((f"codec {codec.name}", codec.settings) for codec in all_codecs().values())
 
 
-@cache  # of installed files: for a process
+@cache  # installed files do not change within a process
 def all_codecs() -> Mapping[str, Codec]:
-    """All codecs by name, in the order of their wire ids. A file without ``CODEC`` is a helper, and
-    no codec.
+    """All codecs by name, in the order of their wire ids.
 
     Raises ValueError for two codecs of one name or one wire id: a receiver could not distinguish
     their payloads.
     """
-    codecs = [module.CODEC for module in _files()]
-    by_name, by_id = dict[str, Codec](), dict[int, Codec]()
-    for codec in sorted(codecs, key=lambda codec: codec.wire_id):
-        for other in (
-            by_name.setdefault(codec.name, codec),
-            by_id.setdefault(codec.wire_id, codec),
-        ):
-            if other is not codec:
+    by_name: dict[str, Codec] = {}
+    for codec in sorted((module.CODEC for module in _files()), key=lambda codec: codec.wire_id):
+        for other in by_name.values():
+            if codec.name == other.name or codec.wire_id == other.wire_id:
                 raise ValueError(
                     f"codec {codec.name!r} with wire_id={codec.wire_id} cannot be distinguished "
                     f"from codec {other.name!r} with wire_id={other.wire_id}: give the new one "
                     "another name or wire_id"
                 )
+        by_name[codec.name] = codec
     return by_name
 
 
@@ -208,12 +202,13 @@ def summaries() -> dict[str, str]:
 
 
 def _files() -> list[Any]:
+    """The modules of this folder with a ``CODEC``; all others are helpers."""
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
     return [module for module in modules if hasattr(module, "CODEC")]
 
 
 def keeps_memory(method: Method, codec: Codec) -> bool:
-    """Whether clients remember what they left out: by recipe, or because the codec needs it without
+    """Whether clients keep the error of their payloads: by recipe, or as the codec needs it without
     noise.
     """
     return method.compression.error_feedback or (
@@ -222,9 +217,7 @@ def keeps_memory(method: Method, codec: Codec) -> bool:
 
 
 def check_fits(codec: Codec, method: Method) -> None:
-    """Raise ValueError for a codec that does not suit the method's values; the message lists the
-    codecs that do.
-    """
+    """Raise ValueError, with the codecs that fit, for a codec that does not suit the method."""
     reason = misfit(codec, method)
     if reason:
         others = [repr(other.name) for other in all_codecs().values() if not misfit(other, method)]

@@ -13,7 +13,9 @@ from fedlsg.payload.codecs.values import Dither
 
 @dataclass(frozen=True, kw_only=True)
 class FloatCodec(Codec):
-    """Each value as a float of ``dtype``, little-endian: exact, or rounded to the nearest."""
+    """The codecs of floats: each value as one of ``dtype``, little-endian, exact or rounded to
+    nearest.
+    """
 
     dtype: torch.dtype
 
@@ -24,7 +26,7 @@ class FloatCodec(Codec):
         dither: Dither | None,
         round: int,
     ) -> memoryview:
-        """Their memory: that of ``values`` itself if the type is the same."""
+        """The memory of the floats: that of ``values`` itself if the type is the same."""
         encoded = values.to(self.dtype).contiguous()
         if not self.exact and not bool(encoded.isfinite().all()):
             largest = torch.finfo(self.dtype).max
@@ -43,13 +45,11 @@ class FloatCodec(Codec):
         *,
         max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another length."""
+        """Decode; raises ValueError for another length."""
         check_length(body, sum(counts) * self.dtype.itemsize)
-        return (
-            torch.frombuffer(bytearray(body), dtype=self.dtype).float()
-            if len(body)
-            else torch.zeros(0)
-        )
+        if not len(body):  # frombuffer takes no empty memory
+            return torch.zeros(0)
+        return torch.frombuffer(bytearray(body), dtype=self.dtype).float()
 
 
 CODEC = FloatCodec(name="float32", wire_id=1, bytes_each=4, exact=True, dtype=torch.float32)

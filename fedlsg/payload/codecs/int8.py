@@ -1,7 +1,7 @@
 """One byte a value: integers on a dithered grid whose step is the largest magnitude of the block /
 126.5.
 
-grid steps (float32, one a block), then one signed byte a value
+The bytes are the grid steps (float32, one a block), then one signed byte a value.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from fedlsg.payload.codecs import Codec, check_length
 from fedlsg.payload.codecs.values import Dither, dequantize, quantize, require_dither
 
 SPAN = 126.5
+"""Largest magnitude of a block in grid steps: with the dither of 1/2 it rounds to 127 at most."""
 
 
 class Int8(Codec):
-    """The error of a value is uniform within half a grid step of its block."""
+    """The codec int8: the error of a value is uniform within half a grid step of its block."""
 
     def encode(
         self,
@@ -26,19 +27,21 @@ class Int8(Codec):
         dither: Dither | None,
         round: int,
     ) -> bytes:
-        """Symbols are clipped to -127, ..., 127, which rounding of the step alone could exceed."""
+        """Encode as the header of this file says.
+
+        Symbols are clipped to -127, ..., 127: only the rounding of a step can exceed that.
+        """
         levels = require_dither(dither, self.name).draw(round, sum(counts))
-        largest = [
-            float(part.abs().max()) if len(part) else 0.0 for part in values.split(list(counts))
-        ]
+        blocks = values.split(list(counts))
+        largest = [float(block.abs().max()) if len(block) else 0.0 for block in blocks]
         widths = np.array(largest).astype(np.float32) / np.float32(SPAN)
         if not np.isfinite(widths).all():
             raise ValueError("payload values: not finite")
-        each = np.repeat(widths, counts).astype(np.float64)
-        symbols = quantize(values.numpy(), np.where(each > 0, each, 1.0), levels)
-        body: bytes = (
-            widths.astype("<f4").tobytes() + np.clip(symbols, -127, 127).astype(np.int8).tobytes()
-        )
+        width = np.repeat(widths, counts).astype(np.float64)
+        # in a block of zeros any step gives symbols 0, or -1 and 1 that decode to 0
+        symbols = quantize(values.numpy(), np.where(width > 0, width, 1.0), levels)
+        symbols = np.clip(symbols, -127, 127).astype(np.int8)
+        body: bytes = widths.astype("<f4").tobytes() + symbols.tobytes()
         return body
 
     def decode(
@@ -50,8 +53,8 @@ class Int8(Codec):
         *,
         max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another length, a grid step that is negative or too large, or the
-        symbol -128.
+        """Decode; raises ValueError for another length, a grid step that is negative or too large,
+        or the symbol -128.
         """
         check_length(body, 4 * len(counts) + sum(counts))
         with np.errstate(invalid="ignore"):  # converting a signalling NaN to float64 warns
@@ -67,7 +70,7 @@ class Int8(Codec):
         return dequantize(symbols, np.repeat(widths, counts), levels)
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
-        """2 % of the bound."""
+        """2 % of ``max_norm``."""
         return 0.02 * max_norm
 
 

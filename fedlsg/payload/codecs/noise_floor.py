@@ -4,8 +4,8 @@ entropy-coded.
 Symbols: a = ``noise_floor_step``     s deviation of the noise on every value     D = a s grid step
 The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
 
-    grid step (float32), one scale code a block that has values, then the coded integers (see
-    ``values``)
+The bytes are the grid step (float32), a scale code of each block that has values, and the coded
+integers (see ``values``).
 """
 
 import math
@@ -25,13 +25,19 @@ from fedlsg.payload.codecs import values as coding
 from fedlsg.payload.codecs.values import LEVELS, Dither, dequantize, quantize, require_dither
 
 STEP = struct.Struct("<f")
+"""The grid step."""
 STEP_TOLERANCE = 1e-6
+"""Relative difference of grid steps that rounding on two machines explains."""
 LARGEST_SYMBOL = 2**53
+"""Magnitude from which integers have gaps in float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor(Codec):
-    """The grid step follows from the noise, so values without noise cannot be sent."""
+    """The codec noise-floor: the noise decides the grid step, so values without noise are refused.
+
+    noise_floor_step: a.
+    """
 
     noise_floor_step: Annotated[
         float,
@@ -46,7 +52,7 @@ class NoiseFloor(Codec):
         return self.noise_floor_step**2 / 12
 
     def summary(self) -> dict[str, Any]:
-        """The step and what it adds."""
+        """The step, and the variance that its error adds."""
         return {"step": self.noise_floor_step, "added_variance": self.added_variance}
 
     def width(self, dither: Dither | None) -> float:
@@ -62,7 +68,7 @@ class NoiseFloor(Codec):
         return width
 
     def check(self, method: Method) -> None:
-        """Every value must carry the mechanism's noise."""
+        """Raise ValueError unless every value has the mechanism's noise."""
         if not method.mechanism.adds_noise:
             raise ValueError(
                 f"codec {self.name!r} takes its grid from the noise, and mechanism "
@@ -75,7 +81,7 @@ class NoiseFloor(Codec):
             )
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
-        """Half a grid step a value."""
+        """Half a grid step a value: D / 2 sqrt(count)."""
         return self.width(dither) / 2 * math.sqrt(count) if dither is not None else 0.0
 
     def encode(
@@ -85,7 +91,7 @@ class NoiseFloor(Codec):
         dither: Dither | None,
         round: int,
     ) -> bytes:
-        """Raises ValueError for values more than 2^53 steps large."""
+        """Encode as the header of this file says. Raises ValueError for values above 2^53 steps."""
         levels = require_dither(dither, self.name).draw(round, sum(counts))
         width = self.width(dither)
         grid = quantize(values.numpy(), width, levels)
@@ -97,12 +103,9 @@ class NoiseFloor(Codec):
         codes = np.array(
             [coding.scale_code(float((part / width).square().mean())) for part in parts], np.uint8
         )
-        each = np.repeat(codes, [len(part) for part in parts])
-        return (
-            STEP.pack(width)
-            + codes.tobytes()
-            + coding.encode(grid.astype(np.int64), each, dither_classes(levels))
-        )
+        codes_of_values = np.repeat(codes, [len(part) for part in parts])
+        symbols = coding.encode(grid.astype(np.int64), codes_of_values, dither_classes(levels))
+        return STEP.pack(width) + codes.tobytes() + symbols
 
     def decode(
         self,
@@ -113,8 +116,11 @@ class NoiseFloor(Codec):
         *,
         max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another grid step than the expected one, or a malformed stream."""
-        body, lengths = bytes(body), np.array([count for count in counts if count], dtype=np.int64)
+        """Decode; raises ValueError for another grid step than the expected one, or a malformed
+        stream.
+        """
+        body = bytes(body)
+        lengths = np.array([count for count in counts if count], dtype=np.int64)
         if len(body) < STEP.size + len(lengths):
             raise ValueError("payload values: cut short")
         (width,) = STEP.unpack_from(body)

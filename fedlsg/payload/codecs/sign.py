@@ -1,16 +1,16 @@
 """One bit a value: its sign, and one scale a block, the mean magnitude (scaled sign; Karimireddy et
 al. 2019, sec. 4).
 
-    a scale (float32) of every block that has values, then a bit a value, the first in a byte's
-    highest bit
+The bytes are the scale (float32) of each block that has values, then a bit a value, the first in a
+byte's highest bit.
 
 Symbols: x the n values of a block      s = mean |x|, float32      received: s where x >= 0, else -s
-The received block is never longer than x: s sqrt(n) <= |x|. It is biased, and differently in each
-coordinate: where x is a signal m plus Gaussian noise of deviation d, alike in the whole block, its
-mean is s erf(m / (d sqrt 2)). For m << d that is (2 / pi) m, with deviation s = d sqrt(2 / pi): the
-noise counts as if its variance were pi / 2 times as large, and the signal arrives at 0.64 of its
-size. A signal well above the block's mean magnitude is clipped to it. Without noise the bias does
-not vanish by averaging: error feedback sends later what was left out.
+The received block is never longer than x: s sqrt(n) <= |x|. It is biased. Let a coordinate be a
+signal m plus Gaussian noise of deviation d, which is equal in the whole block. Its received mean is
+s erf(m / (d sqrt 2)). For m << d, s = d sqrt(2 / pi) and this mean is (2 / pi) m: the signal
+arrives at 0.64 of its size, and relative to it the variance is pi / 2 times that of the noise. A
+signal well above the block's mean magnitude is clipped to it. Without noise the bias does not
+vanish by averaging: error feedback then sends the error with later payloads.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from fedlsg.payload.codecs.values import Dither
 
 
 class Sign(Codec):
-    """Keeps no magnitudes: neither rankings nor products of factors can be made from what
-    arrives.
+    """The codec sign. Received values have no magnitudes, so neither rankings nor factors can be
+    sent.
     """
 
     def check(self, method: Method) -> None:
-        """Values must mean something by their sign alone."""
+        """Raise ValueError for factors, and for values whose magnitudes are ranked."""
         if not method.carrier.adds_up:
             raise ValueError(
                 f"codec {self.name!r} keeps no magnitudes, and {method.name!r} sends factors, "
@@ -49,7 +49,7 @@ class Sign(Codec):
         dither: Dither | None,
         round: int,
     ) -> bytes:
-        """0 counts as positive."""
+        """Encode as the header of this file says; 0 counts as positive."""
         parts = [part for part in values.split(list(counts)) if len(part)]
         means = np.array([float(part.abs().mean(dtype=torch.float64)) for part in parts])
         body: bytes = means.astype("<f4").tobytes() + np.packbits(values.numpy() >= 0).tobytes()
@@ -64,10 +64,11 @@ class Sign(Codec):
         *,
         max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another length, a scale that is negative or not finite, or spare
-        bits set.
+        """Decode; raises ValueError for another length, a scale that is negative or not finite, or
+        spare bits that are not 0.
         """
-        lengths, total = [count for count in counts if count], sum(counts)
+        total = sum(counts)
+        lengths = [count for count in counts if count]
         check_length(body, 4 * len(lengths) + (total + 7) // 8)
         scales = np.frombuffer(body, "<f4", len(lengths))
         if not np.isfinite(scales).all() or np.signbit(scales).any():
@@ -75,8 +76,8 @@ class Sign(Codec):
         bits = np.unpackbits(np.frombuffer(body, np.uint8, offset=4 * len(lengths)))
         if bits[total:].any():
             raise ValueError("payload values: spare bits that are not 0")
-        each = np.repeat(scales, lengths)
-        return torch.from_numpy(np.where(bits[:total] == 1, each, -each).astype(np.float32))
+        s = np.repeat(scales, lengths)
+        return torch.from_numpy(np.where(bits[:total] == 1, s, -s).astype(np.float32))
 
 
 CODEC = Sign(name="sign", wire_id=6, goes_down=False, known_noise=False, needs_feedback=True)

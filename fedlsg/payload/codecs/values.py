@@ -1,4 +1,4 @@
-"""Parts of codecs: public dither, entropy coder, common grid.
+"""Parts of several codecs: a public dither, and an entropy coder of integers.
 
 Subtractive dither: values become integers on a grid, with an error that does not depend on them.
 
@@ -18,8 +18,8 @@ both sides and rounded to the middle of one of ``CLASSES`` classes.
 
 Both sides must build the same model on any processor. So its weights come from integer arithmetic
 (no libm, no rounding of a float), and with ``perfect=False`` the library applies one IEEE division,
-sums and products in order, and truncation to them. A symbol beyond 4.5 s is sent as the outermost
-one; its excess is sent separately, as a LEB128 number.
+sums and products in order, and truncation to them. A symbol beyond about 4.5 s is sent as the
+outermost one of the table; the excess is sent separately, as a LEB128 number.
 """
 
 from dataclasses import dataclass
@@ -35,15 +35,17 @@ from torch import Tensor
 from fedlsg.randomness import public_generator
 
 LEVELS = 2**24
+"""Levels of the dither."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dither:
-    """What both sides know of the rounding of one client's values: the public seed, whose values,
-    and their noise.
+    """The public dither of one client's values.
 
+    seed: the public seed.
+    client: the client's number.
     noise_std: deviation of the noise on every value as it is sent, over all local steps (see
-    ``accumulated_noise``).
+        ``accumulated_noise``).
     """
 
     seed: int
@@ -66,15 +68,16 @@ def require_dither(dither: Dither | None, codec: str) -> Dither:
 
 
 def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> np.ndarray:
-    """q as float64 whole numbers."""
+    """q as whole numbers in float64; ``width``: D; ``levels``: those of the dither."""
     return np.floor(values.astype(np.float64) / width + (levels + 0.5) / LEVELS)
 
 
 def dequantize(
     symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray
 ) -> Float[Tensor, " kept"]:
-    """(q - u) D in float64, rounded once to float32: only IEEE operations, the same bits on every
-    machine.
+    """(q - u) D in float64, rounded once to float32.
+
+    IEEE operations alone: the same bits on every machine.
     """
     with np.errstate(over="ignore"):  # the receiver refuses infinite values
         return torch.from_numpy(
@@ -85,18 +88,20 @@ def dequantize(
 CLASSES = 8
 """Classes of the dither: a power of two, so that a class is the dither's first bits."""
 
-SCALE_CODES, MAX_SYMBOL = 256, 4095
-"""Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can
-allocate.
-"""
+SCALE_CODES = 256
+"""Number of scale codes, of one byte."""
+MAX_SYMBOL = 4095
+"""The outermost symbol of any table: a hostile scale cannot allocate more."""
 
 _PER_UNIT, _REACH, _BITS = 64, 8, 32
+"""Knots in a unit of t, the largest t, and bits behind the point of an integral: see ``_knots``."""
 MALFORMED = "payload values: "
+"""Start of the message for bytes that no encoder makes."""
 
 
 def scale_code(mean_square: float) -> int:
-    """The code whose scale is nearest (in the logarithm) to the root of a mean square, in grid
-    steps.
+    """The code whose scale has the logarithm nearest to that of the root of ``mean_square``, in
+    grid steps.
     """
     if not mean_square > 0:
         return 0
@@ -107,18 +112,21 @@ def outermost(code: int) -> int:
     """Largest symbol of a code's table: 4.5 s + 2, at most ``MAX_SYMBOL``."""
     octave, part = divmod(code, 8)
     power = isqrt(isqrt(isqrt(2 ** (240 + part))))  # 2^(30 + part / 8)
-    return min(MAX_SYMBOL, 2 + ((9 * power << octave) >> 35))
+    return min(MAX_SYMBOL, 2 + ((9 * power << octave) >> 35))  # 4.5 / 2^(30 + 4) = 9 / 2^35
 
 
 @cache  # by its arguments alone: never stale
 def _outermost() -> np.ndarray:
+    """``outermost`` of every code."""
     return np.array([outermost(code) for code in range(SCALE_CODES)])
 
 
 @cache  # by its arguments alone: never stale
 def _knots() -> np.ndarray:
-    """2^32 times the integral of exp(-t^2 / 2) from 0 to k / 64, for k = 0, ..., 513, by its series
-    in integers.
+    """2^32 times the integral of exp(-t^2 / 2) from 0 to x = k / 64, for k = 0, ..., 513.
+
+    The series in integers with 160 bits behind the point: sum over n of (-1)^n x^(2 n + 1) / (2^n
+    n! (2 n + 1)).
     """
     values = []
     for k in range(_REACH * _PER_UNIT + 2):
@@ -152,6 +160,7 @@ def weights(code: int, dither_class: int) -> np.ndarray:
 
 @lru_cache(maxsize=1024)  # by its arguments alone: never stale
 def _model(code: int, dither_class: int) -> Any:
+    """The library's model of one table of ``weights``."""
     import constriction
 
     # Weights below 2^49 are exact in float64, and so is their sum in any order.
@@ -162,8 +171,8 @@ def _model(code: int, dither_class: int) -> Any:
 def _groups(
     codes: np.ndarray, classes: np.ndarray
 ) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
-    """A stable order by (code, class), and (code, class, start, end) of every group in it,
-    ascending.
+    """A stable order of symbols by (code, class), and (code, class, start, end) of each group in
+    it.
     """
     keys = codes.astype(np.uint16) * CLASSES + classes
     order = np.argsort(keys, kind="stable")
@@ -179,7 +188,8 @@ def _groups(
 def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes:
     """Bytes of int64 ``symbols``, each with its scale code (uint8) and dither class (uint8).
 
-    excess length (LEB128), excesses (LEB128 each, in order), coder words (uint32, little-endian)
+    They are the byte count of all excesses (LEB128), the excesses (LEB128 each, in order), and the
+    coder's words (uint32, little-endian).
     """
     import constriction
 
@@ -197,9 +207,9 @@ def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes
 
 
 def decode(stream: bytes, codes: np.ndarray, classes: np.ndarray, *, largest: int) -> np.ndarray:
-    """The int64 symbols of ``encode``; allocates in proportion to ``codes``, whatever the stream
-    claims.
+    """The int64 symbols that ``encode`` wrote.
 
+    Guarantee: whatever the stream is, memory is in proportion to ``codes``.
     Raises ValueError for a stream that ``encode`` does not make, or a symbol beyond ``largest``.
     """
     import constriction
@@ -234,7 +244,7 @@ def decode(stream: bytes, codes: np.ndarray, classes: np.ndarray, *, largest: in
 
 
 def leb128(number: int) -> bytes:
-    """A number >= 0, seven bits a byte, the least first; the last byte is below 128."""
+    """The bytes of a number >= 0: seven bits each, the lowest first; only the last is below 128."""
     out = bytearray()
     while number >= 128:
         out.append(number & 127 | 128)
@@ -243,8 +253,8 @@ def leb128(number: int) -> bytes:
 
 
 def read_leb128(stream: bytes, place: int) -> tuple[int, int]:
-    """A number below 2^63 and the place behind it. Raises ValueError for one cut short, too long or
-    padded.
+    """A number below 2^63, and the place after it. Raises ValueError for any bytes but
+    ``leb128``'s.
     """
     number = 0
     for i in range(9):

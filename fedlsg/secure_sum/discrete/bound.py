@@ -1,4 +1,4 @@
-"""How far a sum of discrete Gaussians is from a randomised rounding of a Gaussian
+"""Bounds of the difference between a sum of discrete Gaussians and a randomly rounded Gaussian
 (docs/discrete-noise.md).
 
 Symbols: s_k deviations of the clients whose noise counts, s^2 their sum of squares, r deviation of
@@ -18,12 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 
 CELLS = 2**15
+"""Cells of the integral in ``sum_ripple``."""
 ROUNDED_UP = 1 + 1e-6
 """Factor that covers the rounding errors of float64 here: logarithms of at most 1e8, so errors of
 at most 1e-8.
 """
 SMALLEST = 1e-300
-"""Added to every result, so that an underflow to 0 cannot pass as an exact sum."""
+"""Added to every result, so that an underflow to 0 does not look like an exact sum."""
 
 
 def ripple(deviation: float) -> float:
@@ -72,12 +73,13 @@ def sum_ripple(deviations: Sequence[float]) -> float:
 
 
 def rounding_ripple(rounding: float, deviation: float) -> float:
-    """e of Lemma 2 for r = ``rounding`` and s = ``deviation``; infinite where ``ripple(r)`` is 1 or
+    """e of Lemma 2 for r = ``rounding`` and s = ``deviation``; infinite if ``ripple(r)`` is 1 or
     more.
 
     The first order of the normaliser's ripple is averaged over the Gaussian that is rounded, given
-    the result: its variance is t^2 = r^2 (1 - r^2 / s^2). The rest is of second order. About 6
-    exp(-4 pi^2 r^2) for r far below s.
+    the result: its variance is t^2 = r^2 (1 - r^2 / s^2). So it is a ripple of deviation sqrt(r^2 +
+    t^2) = r sqrt(2 - r^2 / s^2), lowered by 1e-14 for rounding. With R = ripple(r) all other orders
+    are at most R^2 / (1 - R). Together about 6 exp(-4 pi^2 r^2) for r far below s.
     """
     _check(rounding, deviation)
     if rounding >= deviation:
@@ -92,12 +94,13 @@ def rounding_ripple(rounding: float, deviation: float) -> float:
 
 
 def log_ratio(deviations: Sequence[float], rounding: float) -> float:
-    """lambda: bound on |log of the ratio| of the two laws of one coordinate, at every integer;
-    infinite if e >= 1.
+    """lambda: bound on |log of the ratio| of the two laws of one coordinate, at every integer.
+
+    The sum of both lemmas' bounds; infinite if one e >= 1.
     """
-    ratios = (
-        math.log1p(2 * e / (1 - e)) if e < 1 else math.inf for e in _both(deviations, rounding)
-    )
+    s = math.sqrt(math.fsum(s * s for s in deviations))
+    ripples = sum_ripple(deviations), rounding_ripple(rounding, s)
+    ratios = [math.log1p(2 * e / (1 - e)) if e < 1 else math.inf for e in ripples]
     return math.fsum(ratios) * ROUNDED_UP
 
 
@@ -110,10 +113,10 @@ def rounding_deviation(
     delta: float,
     fraction: float = 1e-6,
 ) -> float:
-    """The smallest r whose term in delta is below ``fraction`` times ``delta``, for d = ``values``,
-    T = ``steps``.
+    """The smallest r whose term in delta, (1 + e^epsilon) T d tau, is below ``fraction`` of it.
 
-    The term is (1 + e^epsilon) T d tau. "Smallest" is up to a relative 2^-40, by bisection.
+    d = ``values``, T = ``steps``, and tau is the sum of both lemmas' total variations. "Smallest"
+    is up to a relative 2^-40, by bisection.
     Raises ValueError if the shares are so small that Lemma 1 alone exceeds the term, or r would
     reach s.
     """
@@ -121,8 +124,8 @@ def rounding_deviation(
     if not 0 < fraction < 1:
         raise ValueError(f"expected 0 < {fraction=} < 1")
     allowed = fraction * delta / ((1 + math.exp(min(epsilon, 700.0))) * values * steps)
-    spent, s = sum_ripple(deviations), math.sqrt(math.fsum(s * s for s in deviations))
-    left = allowed / ROUNDED_UP**2 - _variation(spent)
+    s = math.sqrt(math.fsum(s * s for s in deviations))
+    left = allowed / ROUNDED_UP**2 - _variation(sum_ripple(deviations))
     low, high = 0.0, s * (1 - 1e-9)
     if left <= 0 or _variation(rounding_ripple(high, s)) > left:
         raise ValueError(
@@ -131,28 +134,26 @@ def rounding_deviation(
         )
     while high - low > high * 2.0**-40:
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if _variation(rounding_ripple(middle, s)) <= left else (middle, high)
-        )
+        if _variation(rounding_ripple(middle, s)) <= left:
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def _variation(e: float) -> float:
+    """The bound e / (2 (1 - e)) of the total variation; 1 if e >= 1."""
     return 0.5 * e / (1 - e) if e < 1 else 1.0
 
 
-def _both(deviations: Sequence[float], rounding: float) -> tuple[float, float]:
-    return sum_ripple(deviations), rounding_ripple(
-        rounding, math.sqrt(math.fsum(s * s for s in deviations))
-    )
-
-
 def _check(*deviations: float) -> None:
+    """Raise ValueError unless all deviations are positive and finite."""
     if not all(0 < s < math.inf for s in deviations):
         raise ValueError(f"expected finite deviations > 0 in grid steps, got {min(deviations):g}")
 
 
 def _check_release(values: int, steps: int, epsilon: float, delta: float) -> None:
+    """Raise ValueError for numbers of a release that are out of range."""
     if values < 1 or steps < 1 or not 0 < delta < 1 or not 0 <= epsilon < math.inf:
         raise ValueError(
             f"expected {values=} >= 1, {steps=} >= 1, 0 < {delta=} < 1 and a finite {epsilon=} >= 0"

@@ -4,8 +4,8 @@ rotation before it.
 Symbols: D step, b bits, K clients, h the clients whose noise counts, s_k deviation of one client's
 noise in steps, r deviation of the rounding in steps (``bound``), C largest norm of an example, d
 values. A sender draws a discrete Gaussian of deviation s_k around x / D and sends it modulo 2^b.
-The receiver adds modulo 2^b, and multiplies by D. Both are post-processing of the sum: what wraps
-around is wrong and costs accuracy, never privacy.
+The receiver adds modulo 2^b, and multiplies by D. Both are post-processing of the sum: values that
+wrap around are wrong, which costs accuracy and never privacy.
 
 A public random rotation spreads a vector evenly, so that the largest |value| is small next to the
 norm. p is the largest power of two <= d, H the Walsh-Hadamard matrix of order p over sqrt(p), S and
@@ -34,7 +34,7 @@ from fedlsg.randomness import SecretStream, check_cpu
 from fedlsg.secure_sum.discrete.bound import ripple
 
 MOST_BITS = 52
-"""Sums are exact in float64."""
+"""Most bits of a sum, which is then exact in float64."""
 
 SHARE_PARTS = 64
 """s_k is a multiple of 1 / 64 step: a rational number with a small numerator."""
@@ -42,8 +42,13 @@ SHARE_PARTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGrid:
-    """Public constants of a sum: ``share`` is s_k, equal for all; ``contributors`` is h,
-    ``clients`` is K >= h.
+    """Public constants of a sum.
+
+    step: D, in the unit of the values.
+    bits: b.
+    share: s_k, equal for all clients.
+    contributors: h.
+    clients: K >= h.
     """
 
     step: float
@@ -72,9 +77,7 @@ class DiscreteGrid:
         return 1 << self.bits
 
     def noise_std(self, rounding: float = 0.0) -> float:
-        """Deviation sqrt(h s_k^2 - r^2) D of the noise of the h clients, without the part that
-        rounding takes.
-        """
+        """Deviation sqrt(h s_k^2 - r^2) D of the noise of the h clients; ``rounding``: r."""
         left = self.contributors * self.share**2 - Fraction(rounding) ** 2
         if left <= 0:
             raise ValueError(f"expected {rounding=} below the deviation of the sum in steps")
@@ -102,14 +105,18 @@ def plan_grid(
     failure: float = 1e-9,
     least_bits: int = 2,
 ) -> DiscreteGrid:
-    """The grid with the fewest bits, but ``least_bits``, at which each share has ``floor`` steps at
-    least, and of those the finest.
+    """The grid with the fewest bits, and of those the finest.
 
-    ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is
+    noise_std: deviation that the noise of the sum must have, in the values' unit, after r^2 is
         subtracted.
-    ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts.
-    ``clients``: K, the most that may be summed: their noise needs room.
-    ``largest_sum``: largest |sum| of the values without noise (``largest_rotated``).
+    contributors: h = m - t, the honest survivors that are certain; only their noise counts.
+    clients: K, the most that may be summed: their noise needs room.
+    largest_sum: largest |sum| of the values without noise (``largest_rotated``).
+    values: d.
+    rounding: r.
+    floor: least s_k, in steps.
+    failure: probability that a coordinate may wrap around.
+    least_bits: the grid has at least so many.
     Guarantee: ``grid.noise_std(rounding) >= noise_std``. If no value of the sum is above
     ``largest_sum``, some coordinate wraps around with probability ``failure`` at most. The noise of
     K clients has, for every centre and e = ``ripple(s_k)``, the tail
@@ -149,8 +156,9 @@ def plan_grid(
 
 
 def most_examples(expected: float, limit: int, failure: float) -> int:
-    """The number of examples that Poisson batches with ``expected`` in all exceed with probability
-    ``failure`` at most.
+    """A number of examples that Poisson batches exceed with probability ``failure`` at most.
+
+    ``expected``: u, the expected number in all batches together.
 
     Chernoff: P(N >= n) <= exp(-u) (e u / n)^n for the sum N of independent draws with mean u, n >
     u. Never above ``limit``, the number of examples that there are.
@@ -167,16 +175,15 @@ def most_examples(expected: float, limit: int, failure: float) -> int:
 def encode(
     values: Float[Tensor, " d"], grid: DiscreteGrid, stream: SecretStream
 ) -> Int64[Tensor, " d"]:
-    """One client's integers in [0, 2^bits): its values in steps plus its share of the noise, on the
-    grid.
+    """One client's integers in [0, 2^bits): its values in steps plus its share of the noise.
 
     Guarantee: the law is that of ``discrete_gaussian`` around values / D as float64 computes it
     (one rounding, which ``release.charge`` counts). Values are not rounded to the grid before the
     noise, so the sensitivity stays C.
     Raises ValueError for values that are not finite, or beyond 2^61 steps.
     """
-    whole = discrete_gaussian(values.detach().cpu().double() / grid.step, grid.share, stream)
-    return whole.bitwise_and_(grid.modulus - 1)
+    samples = discrete_gaussian(values.detach().cpu().double() / grid.step, grid.share, stream)
+    return samples.bitwise_and_(grid.modulus - 1)
 
 
 def add_modulo(parts: Iterable[Int64[Tensor, " d"]], grid: DiscreteGrid) -> Int64[Tensor, " d"]:
@@ -190,8 +197,9 @@ def add_modulo(parts: Iterable[Int64[Tensor, " d"]], grid: DiscreteGrid) -> Int6
 
 
 def decode(total: Int64[Tensor, " d"], grid: DiscreteGrid) -> Float64[Tensor, " d"]:
-    """The sum of the clients' values with noise, from the sum of their integers modulo 2^bits;
-    centred around 0.
+    """The sum of the clients' values with noise, from the sum of their integers modulo 2^bits.
+
+    Integers from 2^(bits - 1) on stand for negative numbers.
 
     Raises ValueError for integers outside of [0, 2^bits).
     """
@@ -209,13 +217,10 @@ def window(values: int) -> int:
 
 
 def random_signs(values: int, generator: torch.Generator) -> Int8[Tensor, " signs"]:
-    """The signs S, and S' where there is a second window, from a public generator."""
+    """The signs S and, if there is a second window, S', from a public generator."""
     check_cpu(generator)
-    p = window(values)
-    return (
-        torch.randint(2, (p if p == values else 2 * p,), generator=generator, dtype=torch.int8) * 2
-        - 1
-    )
+    bits = torch.randint(2, (_count_signs(values),), generator=generator, dtype=torch.int8)
+    return bits * 2 - 1
 
 
 def rotate(values: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float64[Tensor, " d"]:
@@ -225,9 +230,10 @@ def rotate(values: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float6
     coordinate is sub-Gaussian with variance proxy |x|^2 / p.
     Raises ValueError for signs of another length.
     """
-    p = _checked_window(values, signs)
+    _check_signs(values, signs)
+    p = window(len(values))
     rotated = values.detach().cpu().double()
-    for first, window_signs in _windows(len(values), p, signs):
+    for first, window_signs in _windows(len(values), signs):
         rotated = rotated.clone()
         rotated[first : first + p] = hadamard(rotated[first : first + p] * window_signs)
     return rotated
@@ -235,9 +241,10 @@ def rotate(values: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float6
 
 def unrotate(rotated: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float64[Tensor, " d"]:
     """The inverse of ``rotate``: H is its own inverse, and so are the signs."""
-    p = _checked_window(rotated, signs)
+    _check_signs(rotated, signs)
+    p = window(len(rotated))
     values = rotated.detach().cpu().double()
-    for first, window_signs in reversed(_windows(len(rotated), p, signs)):
+    for first, window_signs in reversed(_windows(len(rotated), signs)):
         values = values.clone()
         values[first : first + p] = hadamard(values[first : first + p]) * window_signs
     return values
@@ -257,24 +264,22 @@ def hadamard(x: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
 
 
 def rounding_error(values: int) -> float:
-    """Largest |error| of ``rotate`` in float64 over the norm of its input, and of one further
-    product.
+    """Largest |error| of ``rotate`` and one further product in float64, over the norm of the input.
 
     Each pass is sqrt(2) times an orthogonal map, and each of its results has a relative error of
-    2^-53 at most. So a window of 2^n values has n passes of that error, and 2 for the product with
-    1 / sqrt(p).
+    2^-53 at most. So each of at most two windows of 2^n values has n such errors, and at most 3 for
+    the product with 1 / sqrt(p). The further product has at most 2. 1e-6 covers higher orders.
     """
     passes = window(values).bit_length() - 1
     return (2 * (passes + 3) + 2) * 2.0**-53 * (1 + 1e-6)
 
 
 def largest_rotated(sensitivity: float, examples: int, values: int, failure: float) -> float:
-    """Bound that no rotated coordinate of a sum of ``examples`` vectors of norm ``sensitivity``
-    exceeds in size.
+    """A bound of all rotated coordinates of a sum of ``examples`` vectors of norm ``sensitivity``.
 
-    It fails with probability ``failure`` at most over the signs, for every vector chosen without
-    them: Hoeffding's P(|y_i| > a) <= 2 exp(-a^2 p / (2 |x|^2)) for each of d coordinates, with |x|
-    <= ``examples`` times ``sensitivity``.
+    It fails with probability ``failure`` at most over the signs, for every vector that does not
+    depend on them: Hoeffding's P(|y_i| > a) <= 2 exp(-a^2 p / (2 |x|^2)) for each of d coordinates,
+    with |x| <= ``examples`` times ``sensitivity``.
     """
     if not 0 < failure < 1:
         raise ValueError(f"expected 0 < {failure=} < 1")
@@ -282,12 +287,19 @@ def largest_rotated(sensitivity: float, examples: int, values: int, failure: flo
     return sensitivity * examples * min(1.0, spread)
 
 
-def _windows(values: int, p: int, signs: Tensor) -> list[tuple[int, Tensor]]:
+def _windows(values: int, signs: Tensor) -> list[tuple[int, Tensor]]:
+    """The first position of each window, and its signs."""
+    p = window(values)
     return [(0, signs[:p])] if p == values else [(0, signs[:p]), (values - p, signs[p:])]
 
 
-def _checked_window(values: Tensor, signs: Tensor) -> int:
-    p = window(len(values))
-    if len(signs) != (p if p == len(values) else 2 * p):
+def _count_signs(values: int) -> int:
+    """Signs for so many values: p, or 2 p if there are two windows."""
+    p = window(values)
+    return p if p == values else 2 * p
+
+
+def _check_signs(values: Tensor, signs: Tensor) -> None:
+    """Raise ValueError for another number of signs."""
+    if len(signs) != _count_signs(len(values)):
         raise ValueError(f"expected the signs for {len(values)} values, got {len(signs)}")
-    return p

@@ -1,11 +1,11 @@
-"""One release of a secure sum: what clients and server must agree on, and what it costs.
+"""One release of a secure sum: its plan, which clients and server share, and its charge.
 
 All of it follows from public constants (``SumTerms`` and the mechanism, by ``plan_release``):
 
     clients    encode(clipped sum)      rotate, divide by the step, discrete Gaussian around the
                                         real value, mod 2^b
     server     decode(sum mod 2^b)      multiply by the step, rotate back
-    ledger     log_ratio                how far the sum is from the Gaussian mechanism that is
+    ledger     log_ratio                bound of the difference to the Gaussian mechanism that is
                                         charged
 
 The sum has nearly the law of a Gaussian mechanism whose result is rounded. That mechanism is
@@ -47,14 +47,15 @@ def charge(
     If the Gaussian mechanism of the event is (epsilon, delta)-private, the release is (epsilon + 2
     Lambda, e^Lambda delta)-private: ``compose`` and the ledger charge this.
 
-    ``rounding``: r in grid steps, from ``rounding_deviation``. ``sensitivity``: C, by which one
-    example moves the real vector before it is encoded. ``largest_batch``: the examples that one
-    client's sum can have; all of its examples if in doubt. Rotation and division round in float64
-    by at most w |x| together, w = ``rounding_error``, and |x| is at most ``largest_batch`` C. So
-    the sensitivity is taken as C (1 + 2 w ``largest_batch``).
+    rounding: r in grid steps, from ``rounding_deviation``.
+    sensitivity: C, by which one example moves the real vector before it is encoded.
+    largest_batch: the most examples of one client's sum; all of its examples if in doubt.
+    Rotation and division round in float64 by at most w |x| together, w = ``rounding_error``, and
+    |x| is at most ``largest_batch`` C. Both neighbours are rounded, so the sensitivity is taken as
+    C (1 + 2 w ``largest_batch``).
     Guarantee: the noise multiplier is sqrt(h s_k^2 - r^2) D over that sensitivity, where h =
     ``grid.contributors`` must be the honest clients that are certain to be in the sum. Noise of
-    others is not counted, and cannot harm.
+    others is not counted, and cannot harm. 1e-14 is for the rounding of the quotient.
     Raises ValueError for settings out of range, or if Lambda is infinite: the shares or r are too
     small.
     """
@@ -81,11 +82,11 @@ LARGEST_EPSILON = 20.0
 MOST_EXAMPLES = 10**6
 """Training examples of a client: the rounding of its sum in float64 is bounded for so many."""
 SUM_ROUNDING = 2 * MOST_EXAMPLES**2 * 2.0**-53
-"""How far float64 rounding moves sums of neighbouring data sets apart, over C. Each of n additions
-rounds a sum of at most n C.
+"""The distance, over C, that float64 rounding adds between sums of neighbouring data sets. Each of
+n additions rounds a sum of at most n C.
 """
 MARGIN = 3e-4
-"""Share of noise that is added on top, for the rounding of the sum, of its rotation and of its
+"""Share of additional noise, which covers the rounding of the sum, of its rotation and of its
 division by the step.
 """
 WRAPS = 1e-9
@@ -104,7 +105,7 @@ class SumTerms:
         one, as every client of a sum reads the next weights and knows its own noise.
     expected_examples: of a round, over all clients.
     releases: T, the number of rounds.
-    delta: of the run, which bounds of the rounding are small against.
+    delta: of the run; bounds of the rounding are small compared with it.
     Raises ValueError without a reader among the clients, or without an honest survivor: 1 <= t < m
     <= K.
     """
@@ -165,6 +166,7 @@ class Release:
         return float(self.grid.share) * self.grid.step * math.sqrt(clients)
 
     def _signs(self, seed: int, round: int) -> Tensor:
+        """The public signs of a round's rotation."""
         return random_signs(self.values, public_generator(seed, "rotation", round))
 
 
@@ -234,10 +236,9 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
 
 
 def most_log_ratio(terms: SumTerms) -> float:
-    """An upper bound of the sum of ``Release.log_ratio`` over all releases of a run, known before
-    any frame is.
+    """An upper bound of the sum of ``Release.log_ratio`` over all releases of a run.
 
-    ``rounding_deviation`` keeps (1 + e^epsilon) T d tau below 1e-6 delta, Lambda is at most 5 T d
-    tau, and a release rounds its own up to a power of two.
+    It needs no frame. ``rounding_deviation`` keeps (1 + e^epsilon) T d tau below 1e-6 delta, Lambda
+    is at most 5 T d tau, and a release rounds its own up to a power of two: a factor of 10 in all.
     """
     return 1e-5 * terms.delta / (1 + math.exp(LARGEST_EPSILON)) * (1 + 1e-9)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
-from fedlsg.carriers.probe.synthetic import Vocabulary, bags_of_words, dead_leaves, pink
+from fedlsg.carriers.probe.synthetic import dead_leaves, pink
+from fedlsg.carriers.probe.synthetic_texts import Vocabulary, bags_of_words
 
 LEAST_SIDE = 8
 """Fewest pixels on a side of what is taken for an image."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.frame.public import Public, RoundTime
 from fedlsg.lowrank import decompose
-from fedlsg.masks.freezing import Memory, noisy_everywhere
 from fedlsg.masks.mask import Mask, apply_mask
+from fedlsg.masks.ranking import Memory, noisy_everywhere
 from fedlsg.randomness import public_generator
 from fedlsg.training import accumulated_noise
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem

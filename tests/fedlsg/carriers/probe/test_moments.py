@@ -155,7 +155,7 @@ def test_moments_are_those_of_autograd(
     model, inputs, targets, carried = subject(name)
     if way != "cheaper":
         monkeypatch.setattr(moments, "gram_is_cheaper", lambda *sizes: way == "gram")
-    monkeypatch.setattr(moments, "MOST", most)
+    monkeypatch.setattr(moments, "MAX_SIZE", most)
     monkeypatch.setattr(moments, "BLOCKED_FROM", 6)  # some matrices in blocks
     found = second_moments(model, losses, inputs, targets, carried)
     assert distance(found, oracle(model, inputs, targets, carried)) < 2e-6
