@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls.registry import ReadElsewhereError
+from fedlsg.gradients.formulas.embedded_gradients import embed
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.hooked_pass.blocks import embed
 from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
 from fedlsg.gradients.hooked_pass.hooks import Pass
 from fedlsg.gradients.hooked_pass.model_facts import Prepared, check, facts_of, prepare
