@@ -28,7 +28,7 @@ from fedlsg.gradients.calls.torch_func import (
     attention_refusal,
     by_torch_func,
 )
-from fedlsg.gradients.formulas import embedding_rows
+from fedlsg.gradients.formulas import call_formulas
 from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
 
 
@@ -134,9 +134,9 @@ def _dimensions(module: nn.Module) -> int:
     return 2 if isinstance(module, nn.Linear | nn.Bilinear | nn.GroupNorm) else 1
 
 
-_CONVOLUTION = Kind(gradients=embedding_rows.convolution, least=_dimensions)
+_CONVOLUTION = Kind(gradients=call_formulas.convolution, least=_dimensions)
 _INSTANCE_NORM = Kind(
-    gradients=embedding_rows.instance_norm,
+    gradients=call_formulas.instance_norm,
     least=lambda module: module._get_no_batch_dim() + 1,
     refusal=_statistics_refusal,
 )
@@ -151,12 +151,12 @@ _RECURRENT = Kind(
 _CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
 GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
-    nn.Embedding: Kind(gradients=embedding_rows.embedding, refusal=_table_refusal),
+    nn.Embedding: Kind(gradients=call_formulas.embedding, refusal=_table_refusal),
     nn.EmbeddingBag: Kind(
-        gradients=embedding_rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal
+        gradients=call_formulas.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal
     ),
     nn.RMSNorm: Kind(
-        gradients=embedding_rows.rms_norm,
+        gradients=call_formulas.rms_norm,
         least=lambda module: 1 + len(module.normalized_shape),
         positions=True,
     ),
