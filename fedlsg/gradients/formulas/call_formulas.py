@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedlsg.gradients.formulas.embedding_rows import RowGradients
 
 Gradients = dict[str, Any]
-"""Gradients by the module's own parameter names: (B, *shape) tensors or ``Lazy`` ones."""
+"""Gradients by the module's own parameter names: (B, *shape) tensors, or ``RowGradients``."""
 
 
 def embedding(module: nn.Embedding, inputs: tuple[Tensor, ...], g: Tensor) -> Gradients:
@@ -31,21 +31,22 @@ def embedding(module: nn.Embedding, inputs: tuple[Tensor, ...], g: Tensor) -> Gr
 
 
 def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Gradients:
-    """Convolutions, transposed ones too, of 1 to 3 dimensions, with any groups and padding: one
-    call of autograd's own.
+    """Convolutions of 1 to 3 dimensions, transposed ones too, by one call of autograd's kernel.
 
-    With B times the groups, the channels of example b are groups of their own, so that its kernel
-    has its own gradient.
+    Any groups and padding. With B times the groups, the channels of example b are groups of their
+    own, so that its kernel has its own gradient.
     """
     x, padding, batch = inputs[0], module.padding, len(g)
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode), (0,) * (g.ndim - 2)
-    beyond = [0] * len(padding)
-    if module.transposed:
+    output_padding = [0] * len(padding)
+    if module.transposed:  # the call in forward may have asked for another output size
         stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
         sizes = zip(g.shape[2:], x.shape[2:], stride, padding, dilation, kernel, strict=True)
-        beyond = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
+        output_padding = [
+            out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes
+        ]
     _, weight, _ = torch.ops.aten.convolution_backward(
         g.reshape(1, -1, *g.shape[2:]),
         x.reshape(1, -1, *x.shape[2:]),
@@ -55,19 +56,22 @@ def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Gradi
         padding,
         module.dilation,
         module.transposed,
-        beyond,
+        output_padding,
         batch * module.groups,
-        [False, True, False],
+        [False, True, False],  # of input, weight and bias: the gradient of the weight alone
     )
     return {"weight": weight.view(batch, *module.weight.shape), "bias": g.flatten(2).sum(2)}
 
 
 def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -> Gradients:
-    """The rows of each bag: of row numbers (B, T), or (all,) with the place where each bag
-    starts.
+    """The rows that occur in each bag.
+
+    inputs: row numbers (B, T), or those of all bags with the place where each bag starts; weights
+        of the rows.
     """
-    ids, weights = inputs[0], inputs[2] if len(inputs) > 2 else None
-    outside = torch.zeros_like(ids, dtype=torch.bool)
+    ids = inputs[0]
+    weights = inputs[2] if len(inputs) > 2 else None
+    outside = torch.zeros_like(ids, dtype=torch.bool)  # places that are no rows of the bag
     if ids.ndim == 1:
         ends = inputs[1].tolist()
         if not module.include_last_offset:
@@ -79,15 +83,16 @@ def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -
         ids = pad_sequence(ids.split(sizes), batch_first=True)
     if module.padding_idx is not None:
         outside = outside | (ids == module.padding_idx)
-    each = g.unsqueeze(1).expand(-1, ids.shape[1], -1)
+    g_rows = g.unsqueeze(1).expand(-1, ids.shape[1], -1)  # gradient at each row that was read
     if module.mode == "mean":
-        each = each / (~outside).sum(1).clamp_min(1).view(-1, 1, 1)
+        g_rows = g_rows / (~outside).sum(1).clamp_min(1).view(-1, 1, 1)
     elif module.mode == "max":
         rows = module.weight.detach()[ids].masked_fill(outside.unsqueeze(2), -torch.inf)
-        each = each * torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1)
+        g_rows = g_rows * torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1)
     elif weights is not None:
-        each = each * weights.unsqueeze(2)
-    return {"weight": RowGradients(module, each, ids.masked_fill(outside, -1), each._version, -1)}  # type: ignore[arg-type]
+        g_rows = g_rows * weights.unsqueeze(2)
+    ids = ids.masked_fill(outside, -1)
+    return {"weight": RowGradients(module, g_rows, ids, g_rows._version, -1)}  # type: ignore[arg-type]
 
 
 def rms_norm(module: nn.RMSNorm, inputs: tuple[Tensor, ...], g: Tensor) -> Gradients:

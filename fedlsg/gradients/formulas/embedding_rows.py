@@ -1,15 +1,15 @@
-"""Per-example gradients that need not be formed: of a table of rows (an embedding), a product, and
-both at once.
+"""Gradients that are not formed for each example: of a table of rows, of a product, and of both.
 
-Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d) gradient at the rows
-that were read. The gradient of example b is zero except in the rows that it read: G_b[v] = sum over
-t with ids[b, t] = v of g[b, t]. So at most T of V rows are stored for an example, and the (B, V, d)
-gradient is never formed.
+Table (an embedding). Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d)
+gradient at the rows that were read. The gradient of example b is zero except in the rows that it
+read:
+    G_b[v] = sum over t with ids[b, t] = v of g[b, t]
+So at most T of V rows are stored for an example, and the (B, V, d) gradient is never formed.
 Privacy: equal rows are added in float64 and rounded once to the type of W. The norms and the sum
 read these very numbers, so nothing cancels later, and a clipped gradient has a norm of at most C.
 
-A weight that an embedding and a linear layer share, as in a language model, has both. Symbols: P_b
-= g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
+Both: a weight that an embedding and a linear layer share, as in a language model. Symbols: P_b =
+g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
 P_b, which has no zeros, nor the sum P_b + R_b is formed for an example:
     |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>
     <P, R> = sum over rows v of R of <R[v], sum_t g_t[v] x_t>
@@ -29,20 +29,20 @@ from torch import Tensor
 from fedlsg.gradients.formulas.ghost import (
     CANCELLED,
     GhostGradients,
+    PerExample,
     lengths,
     product_is_cheaper,
     worth_it,
 )
 
-Factors = Float[Tensor, " batch"]
-
 
 @dataclass(frozen=True, eq=False)
 class RowGradients(GhostGradients):
-    """``GhostGradients`` of an embedding: x holds the row numbers (B, *t), g the gradient at the
-    rows (B, *t, d).
+    """``GhostGradients`` of an embedding.
 
-    Rows of the number ``padding`` get no gradient.
+    x: row numbers (B, *t).
+    g: gradient at the rows that were read (B, *t, d).
+    padding: number of a row without a gradient; None if every row has one.
     """
 
     padding: int | None = None
@@ -63,7 +63,7 @@ class RowGradients(GhostGradients):
         total.index_add_(0, place, g.double())
         return keys // size, keys % size, total.to(self.dtype)
 
-    def norms(self) -> Factors:
+    def norms(self) -> PerExample:
         """Norm of each example's gradient in float64, of the very rows that are summed."""
         example, _, rows = self.rows
         squares = rows.double().square().sum(1)
@@ -71,10 +71,11 @@ class RowGradients(GhostGradients):
         return total.sqrt()
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
-        in float64.
+        """sum_b f_b G_b over the examples that are ``finite`` (all if it is None), in float64.
+
+        Flattened in the order of the weight.
         """
         example, number, rows = self.rows
         if finite is not None:
@@ -85,13 +86,13 @@ class RowGradients(GhostGradients):
         return total.flatten()
 
     cheaper: ClassVar[bool] = True
-    """Whether the rows that occur are fewer numbers than the table."""
+    """Whether ghost clipping is cheaper than one gradient for each example."""
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch rows d"]:
-        """The gradients with all rows, zeros included; of the given columns only."""
+        """The gradients with all rows, zeros included; ``columns`` only, if they are given."""
         if columns is not None:
-            chosen = self.g.index_select(-1, columns.to(self.g.device))
-            return replace(self, g=chosen).dense()
+            of_columns = self.g.index_select(-1, columns.to(self.g.device))
+            return replace(self, g=of_columns).dense()
         example, number, rows = self.rows
         out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], self.g.shape[-1])
         out[example, number] = rows
@@ -100,15 +101,15 @@ class RowGradients(GhostGradients):
 
 @dataclass(frozen=True, eq=False)
 class ProductGradients(GhostGradients):
-    """``GhostGradients`` of a product: G_b = g_b^T x_b for any two factors (B, *t, m) and (B, *t,
-    n).
+    """``GhostGradients`` of a product of any two factors: G_b = g_b^T x_b.
 
-    For y = x W^T they are as the names say. For y = x W, as in GPT-2, they have changed places.
-    ``layer`` is any object with the weight (m, n). Both factors must stay as they are; ``seen`` is
-    the in-place version of x.
+    g, x: the factors, (B, *t, m) and (B, *t, n). For y = x W^T they are as their names say. For
+        y = x W, as in GPT-2, they have changed places.
+    layer: any object with the weight (m, n).
+    x_version: in-place version of x. Both factors must stay as they are.
     """
 
-    seen: int = 0
+    x_version: int = 0
 
     @property
     def cheaper(self) -> bool:
@@ -116,14 +117,14 @@ class ProductGradients(GhostGradients):
         return worth_it(self.layer.weight) and product_is_cheaper(self.layer.weight, self.g)
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """As for all ``GhostGradients``."""
-        assert self.x._version == self.seen
+        assert self.x._version == self.x_version
         return super().weighted_sum(factors, finite)
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch m n"]:
-        """The gradients; of the given columns only."""
+        """The gradients; of ``columns`` only, if they are given."""
         x = self.x if columns is None else self.x.index_select(-1, columns.to(self.x.device))
         return (by_position(self.g).mT @ by_position(x)).to(self.dtype)
 
@@ -144,23 +145,28 @@ Lazy = RowGradients | ProductGradients
 
 @dataclass(frozen=True, eq=False)
 class TiedGradients(GhostGradients):
-    """``GhostGradients`` of P + R; g, x and version are those of P."""
+    """``GhostGradients`` of P + R.
+
+    g, x, version: those of P.
+    linear: P.
+    table: R.
+    """
 
     linear: ProductGradients
     table: RowGradients
 
-    def norms(self) -> Factors:
+    def norms(self) -> PerExample:
         """An upper bound on the norm of what each example adds, as for all ``GhostGradients``."""
-        linear, table = self.linear.norms(), self.table.norms()
-        positions = lengths(self.g) * lengths(self.x)
-        count = self.g[0].numel() // self.g.shape[-1]
+        P, R = self.linear.norms(), self.table.norms()
+        product = lengths(self.g) * lengths(self.x)  # |g| |x|
+        positions = self.g[0].numel() // self.g.shape[-1]  # T
         eps = torch.finfo(torch.float64).eps
-        lost = 2 * (self.x.shape[-1] + count) * eps * positions * table
-        squares = linear.square() + table.square() + 2 * self.products() + lost
-        bound = squares.clamp(min=0).sqrt() + torch.finfo(self.dtype).eps * positions
-        return torch.maximum(bound, CANCELLED * (positions + table))
+        lost = 2 * (self.x.shape[-1] + positions) * eps * product * R
+        squares = P.square() + R.square() + 2 * self.products() + lost
+        bound = squares.clamp(min=0).sqrt() + torch.finfo(self.dtype).eps * product
+        return torch.maximum(bound, CANCELLED * (product + R))
 
-    def products(self) -> Factors:
+    def products(self) -> PerExample:
         """<P_b, R_b> of each example, in float64."""
         example, number, rows = self.table.rows
         g, x = by_position(self.g), by_position(self.x)
@@ -168,13 +174,13 @@ class TiedGradients(GhostGradients):
         ends = torch.searchsorted(example, examples).tolist()
         products = rows.new_zeros(len(g), dtype=torch.float64)
         for b, (start, end) in enumerate(pairwise(ends)):  # rows are in the order of their examples
-            factors = g[b][:, number[start:end]].double()
-            reached = x[b].double() @ rows[start:end].double().mT
-            products[b] = (factors * reached).sum()
+            g_v = g[b][:, number[start:end]].double()  # (T, rows v of R)
+            x_R = x[b].double() @ rows[start:end].double().mT
+            products[b] = (g_v * x_R).sum()
         return products
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """sum_b f_b (P_b + R_b) over the examples that are ``finite``, or all; in float64."""
         return self.linear.weighted_sum(factors, finite) + self.table.weighted_sum(factors, finite)

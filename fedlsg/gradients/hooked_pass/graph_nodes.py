@@ -30,10 +30,11 @@ def producer(output: Tensor) -> Node:
 
 
 def leaves_of(x: Tensor) -> list[Tensor]:
-    """The parameters from which a value was computed."""
+    """The leaves of the graph from which a value was computed, such as parameters."""
     if x.is_leaf:
         return [x] if x.requires_grad else []
-    return [node.variable for node in ancestors(x.grad_fn) if hasattr(node, "variable")]
+    variables = (getattr(node, "variable", None) for node in ancestors(x.grad_fn))
+    return [variable for variable in variables if isinstance(variable, Tensor)]
 
 
 def ancestors(end: Node | None) -> Iterator[Node]:

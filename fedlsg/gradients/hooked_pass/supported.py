@@ -21,7 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
+from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, type_name, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
@@ -161,7 +161,7 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
     if isinstance(module, OWN_AXES):
         return (
             f"no per-example gradients for {names}, because it has a forward of its own; use "
-            f"{shown(base_of(module))} itself, give its gradients by fedlsg.register_layer, or "
+            f"{type_name(base_of(module))} itself, give its gradients by fedlsg.register_layer, or "
             "freeze it with requires_grad_(False)"
         )
     if has_formulas(module) and not own.keys() <= {"weight", "bias"}:
