@@ -26,7 +26,7 @@ from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
-from fedlsg.gradients.hooked_pass.blocks import embed
+from fedlsg.gradients.formulas.embedded_gradients import embed
 from fedlsg.privacy import clipped_sum
 from fedlsg.tensors import each
 from fedlsg.training import per_unit
