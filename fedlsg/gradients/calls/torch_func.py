@@ -108,7 +108,7 @@ def by_torch_func(
             output = functional_call(caller, named, arguments)
             return [t for t in tensors_in(output) if t.is_floating_point()]
 
-        _, pull_back = vjp(outputs, parameters)
+        pull_back = vjp(outputs, parameters)[1]
         pairs = zip(cotangents, g_axes, strict=True)
         gradients: dict[str, Tensor]
         (gradients,) = pull_back([t.unsqueeze(axis or 0) for t, axis in pairs])
