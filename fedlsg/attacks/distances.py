@@ -1,6 +1,6 @@
-"""How far what a candidate would have sent is from what was received. A new distance is one more
-entry of ``DISTANCES``: searches for images and for tokens take it by its name.
+"""Distances between what a candidate would have sent and what was received (``DISTANCES``).
 
+A new distance is one more entry there: searches for images and for tokens take it by its name.
 Symbols: y the received kept values, f what a client would have sent, s the noise's deviation.
     euclidean   |f - y|^2 / |y|^2                DLG (Zhu et al. 2019, Eq. 4), made free of the
                 gradient's scale
@@ -42,8 +42,7 @@ def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Te
 
 
 def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """The mean of ``cosine`` over the blocks that are not zero in what was received: between 0 and
-    2.
+    """The mean of ``cosine`` over the blocks that are not zero in what was received, 0 to 2.
 
     Raises ValueError where all are zero.
     """

@@ -1,4 +1,4 @@
-"""How near a guess is to the truth, of images and of texts: for reports alone.
+"""How near a guess is to the truth, for images and for texts. Used in reports only.
 
 Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the
 given images.
@@ -20,12 +20,15 @@ Images = Float[Tensor, "batch c h w"]
 Examples = Float[Tensor, "batch *shape"]
 
 SSIM_WINDOW = 7
+"""Pixels of a window's side."""
 K1, K2 = 0.01, 0.03
+"""Constants of SSIM: they keep its denominators away from 0."""
 
 
 def psnr(guess: Examples, truth: Examples, *, data_range: float) -> Float[Tensor, " batch"]:
-    """10 log10(range^2 / mean squared error) of each example in dB; infinite for equal ones, NaN
-    for unknown values.
+    """10 log10(range^2 / mean squared error) of each example, in dB.
+
+    Infinite for equal examples, NaN for unknown values.
     """
     _check_alike(guess, truth, data_range)
     error = (guess.double() - truth.double()).square().flatten(1).mean(1)
@@ -33,9 +36,9 @@ def psnr(guess: Examples, truth: Examples, *, data_range: float) -> Float[Tensor
 
 
 def ssim(guess: Images, truth: Images, *, data_range: float) -> Float[Tensor, " batch"]:
-    """Mean structural similarity of each image over 7x7 windows and channels (Wang et al. 2004), at
-    most 1.
+    """Mean structural similarity of each image, at most 1.
 
+    Over 7x7 windows and channels (Wang et al. 2004).
     Agrees with ``skimage.metrics.structural_similarity`` at its defaults: equal weights in a
     window, sample covariances, windows inside the image only. Raises ValueError for an image that
     is smaller than a window.
@@ -77,9 +80,9 @@ def _check_alike(guess: Tensor, truth: Tensor, data_range: float) -> None:
 def best_matching(
     cost: Float[Tensor, "guesses truths"],
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """(guess, truth) positions of the pairing of least total cost, truths ascending: a batch has no
-    order.
+    """(guess, truth) positions of the pairing of least total cost, truths ascending.
 
+    A batch has no order.
     Every one of the smaller side is paired. Raises ValueError for costs that are not finite.
     """
     if not bool(torch.isfinite(cost).all()):
@@ -118,8 +121,9 @@ def _without(tokens: Sequence[int], ignored: Set[int]) -> list[int]:
 def exact_match(
     guess: Sequence[int], truth: Sequence[int], *, ignored: Set[int] = frozenset()
 ) -> bool:
-    """Whether the guess is the truth token by token, in order, after ``ignored`` tokens are left
-    out of both.
+    """Whether the guess is the truth token by token, in order.
+
+    ``ignored`` tokens are left out of both.
     """
     return _without(guess, ignored) == _without(truth, ignored)
 
@@ -139,9 +143,9 @@ class Interval:
 
 
 def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> Interval:
-    """Student's two-sided confidence interval of a mean (of paired gains in dB, say) over
-    independent values.
+    """Student's two-sided confidence interval of the mean of independent values.
 
+    For example of paired gains in dB.
     For means that are about normal. Raises ValueError for fewer than two values, and for values
     that are not finite.
     """

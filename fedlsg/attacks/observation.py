@@ -72,8 +72,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """One update: the payload of one client, or the sum over several, and the public state that it
-    was made in.
+    """One update, of one client or summed over several, with the public state it was made in.
 
     model: the public architecture, holding W_t of the round; attacks leave it unchanged.
     loss_fn: the loss of each example, as the clients compute it.
@@ -139,8 +138,9 @@ class Observation:
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
     def in_float64(self) -> "Observation":
-        """The same with a float64 copy of model, carriers and values: closed forms lose nothing to
-        rounding.
+        """The same with a float64 copy of model, carriers and values.
+
+        Closed forms then lose nothing to rounding.
         """
         frame = replace(self.frame, coordinates=_as(self.frame, torch.float64))
         return replace(
@@ -148,8 +148,9 @@ class Observation:
         )
 
     def to(self, device: str) -> "Observation":
-        """The same with model, frame and values on a device; a model that is elsewhere is
-        copied.
+        """The same with model, frame and values on a device.
+
+        A model on another device is copied.
         """
         model, places = self.model, {p.device.type for p in (self.values, *self.model.parameters())}
         if places == {device}:
@@ -174,8 +175,9 @@ def _as(frame: Frame, kind: str | torch.dtype) -> tuple[Coordinates, ...]:
 
 
 class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes
-    """The attack has nothing to work on in what was received or granted; the text says what is
-    missing.
+    """The attack has nothing to work on in what was received or granted.
+
+    The text says what is missing.
     """
 
 

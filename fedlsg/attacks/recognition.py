@@ -119,11 +119,13 @@ def recognise(
 ) -> Recognition:
     """The verdict on one original, from the similarities of all guesses to it and to the pool.
 
-    ``examples``: originals that the run judges.
-    ``least``: see ``RECOVERED_IMAGE``.
-    ``unexplained``: the search's own evidence, see ``MAX_UNEXPLAINED``; None without a search.
-    ``blind``: the similarity of the blind guess to it, a rival more.
-    ``mixture``: the largest similarity of a guess to a mixture.
+    own: similarity of each guess to the original.
+    pool: similarity of each guess to each public example.
+    examples: originals that the run judges.
+    least: similarity from which on an original is recovered, see ``RECOVERED_IMAGE``.
+    unexplained: the search's own evidence, see ``MAX_UNEXPLAINED``; None without a search.
+    blind: the similarity of the blind guess to the original: one more rival.
+    mixture: the largest similarity of a guess to a mixture.
 
         verdict            pool_size reached   rank   above ``mixture``   search converged
         "recovered"        yes                 1      yes                 no matter
@@ -140,7 +142,8 @@ def recognise(
     """
     nearest, rivals = float(own.amax()), pool.amax(0)
     rival = float(rivals.amax()) if len(rivals) else 0.0
-    rank, size = 1 + int((rivals >= nearest).sum()) + (blind >= nearest), len(rivals) + 1
+    rank = 1 + int((rivals >= nearest).sum()) + int(blind >= nearest)
+    size = len(rivals) + 1
     verdict: Verdict = "undecided"
     if size >= pool_size(examples):
         if rank == 1 and nearest > mixture:
@@ -175,8 +178,9 @@ class ImagePool:
     def pixels(
         self, most: int | None = None
     ) -> Iterator[tuple[slice, Float[Tensor, "public pixels"]]]:
-        """Windows of pixels, one after the other: which pixels, and their values in the images of
-        the pool, or in the first ``most`` of them.
+        """Windows of pixels, and their values in the images of the pool, or in the first ``most``.
+
+        Mixtures come after the images.
         """
         flat, rows = self.beyond.flatten(1), self.real[:most]
         first, second = self.pairs[:, : None if most is None else most - len(rows)]
@@ -273,14 +277,14 @@ def ranked(
 ) -> Float[Tensor, "guesses public"]:
     """Cosines rounded to ``COSINE_STEP``, less up to a fifth of it by distance.
 
-    It is one order for all images, the original included, so that a rank means what it says. A
-    guess that is the blind guess, whose cosines are 0, is as near to all.
-    distances: over that of the guess.
+    d / (1 + d) maps distances to [0, 1), and a fifth of a step keeps the order of rounded cosines.
+    It is one order for all images, the original included, so that a rank is one among equals.
+    Cosines of 0 or less have no term of distance: the blind guess is as near to all images.
+    distances: from the guess, over its norm.
     """
     share = distances.double() / (1 + distances.double()) * (cosines > 0)
-    return (
-        cosines.double().clamp(max=1.0) / COSINE_STEP
-    ).round() * COSINE_STEP - share * COSINE_STEP / 5
+    rounded = (cosines.double().clamp(max=1.0) / COSINE_STEP).round() * COSINE_STEP
+    return rounded - share * COSINE_STEP / 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -291,7 +295,7 @@ class TextPool:
 
     @cached_property  # a pool does not change
     def vectors(self) -> list[dict[int, float]]:
-        """Of each public text, at length 1."""
+        """The vector of each public text, of length 1."""
         return [self.vector(text) for text in self.texts]
 
     @cached_property  # a pool does not change
@@ -315,15 +319,18 @@ class TextPool:
     def unlike(
         self, originals: Sequence[Counter[int]], least: int, generator: torch.Generator
     ) -> "TextPool":
-        """The pool without the originals, with synthetic texts up to ``least``: tokens of public
-        texts, drawn at random, as many as in a public text.
+        """The pool without the originals, with synthetic texts up to ``least``.
+
+        A synthetic text has random tokens of public texts, as many as one of these texts.
         """
         other = [text for text in self.texts if text not in originals]
-        every = torch.tensor([token for text in self.texts for token in text.elements()])
-        for at in range(max(0, least - len(other)) if len(every) else 0):
-            length = self.texts[at % len(self.texts)].total()
-            drawn = every[torch.randint(len(every), (length,), generator=generator)]
-            other.append(Counter(drawn.tolist()))
+        tokens = torch.tensor([token for text in self.texts for token in text.elements()])
+        if not len(tokens):
+            return TextPool(texts=other)
+        for number in range(least - len(other)):
+            length = self.texts[number % len(self.texts)].total()
+            places = torch.randint(len(tokens), (length,), generator=generator)
+            other.append(Counter(tokens[places].tolist()))
         return TextPool(texts=other)
 
 

@@ -1,6 +1,6 @@
-"""What an adversary computes on a candidate batch: the client's update, and how far it is from what
-was received.
+"""What an adversary computes on a candidate batch: the update, and its distance from the received.
 
+The names of the distances are those of ``distances``.
 Symbols: y the received kept values, f(x) = replay(x) what a client would have sent for x; how far
 they are apart is one of ``distances``.
 Everything is differentiable in the inputs. Per-example gradients come from autograd with a graph
@@ -26,7 +26,7 @@ from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
-from fedlsg.gradients.hooked_pass.blocks import embed
+from fedlsg.gradients.formulas.embedded_gradients import embed
 from fedlsg.privacy import clipped_sum
 from fedlsg.tensors import each
 from fedlsg.training import per_unit
@@ -41,9 +41,9 @@ def dense_gradients(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Float[Tensor, "batch *shape"]]:
-    """Each example's gradient of every trainable parameter, with a graph back to ``inputs`` (and
-    soft ``targets``).
+    """Each example's gradient of every trainable parameter, with a graph back to the inputs.
 
+    Also to soft ``targets``.
     ``weights`` replace W_t where given: later local steps start from weights that depend on the
     candidate, too.
     """
@@ -67,8 +67,9 @@ def dense_gradients(
 
 
 def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:
-    """Kept coordinates of each example's gradient, one tensor a block: equal to
-    ``per_example_gradients``.
+    """Kept coordinates of each example's gradient, one tensor a block.
+
+    They equal those of ``per_example_gradients``.
     """
     if frame.embedded is not None:
         return embed([gradients[c.name].flatten(1) for c in frame.coordinates], frame)
@@ -89,9 +90,9 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
 
 
 def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, " kept"]:
-    """What a client would have sent for this batch, without noise: the adaptive adversary's model
-    of a payload.
+    """What a client would have sent for this batch, without noise.
 
+    This is the adaptive adversary's model of a payload.
     K local steps on the same batch stand for K Poisson batches (the surrogate model extension): the
     momentum and moves are those of ``client_step``.
     """
@@ -112,8 +113,9 @@ def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Te
 
 
 def lifted(observation: Observation) -> dict[str, Tensor]:
-    """Dense gradients by Eq. 3 or L S R from what was received: all that the naive adversary looks
-    at.
+    """Dense gradients by Eq. 3 or L S R from the received values.
+
+    The naive adversary sees nothing else.
     """
     return observation.frame.gradients(observation.values)
 
@@ -168,9 +170,9 @@ def objective(
 
 
 def unexplained(observation: Observation, inputs: Batch, targets: Tensor, *, scaled: bool) -> float:
-    """Share of the received energy that a candidate batch leaves open, beyond what the noise
-    explains by chance.
+    """The part of the received squared norm that a candidate batch does not explain.
 
+    Beyond what the noise explains by chance.
     ``scaled``: of the best multiple of what the batch sends, for distances that compare directions.
     0 at the private batch; a search that ends far above 0 did not converge, and says nothing about
     privacy.

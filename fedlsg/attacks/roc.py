@@ -106,8 +106,9 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Ra
 
 
 def _nth_highest(descending: Scores, position: int) -> float:
-    """The score that ``position`` others pass; infinite before the first, minus infinite past the
-    last.
+    """The score that ``position`` others exceed.
+
+    Infinite before the first, minus infinite after the last.
     """
     if position < 0:
         return np.inf

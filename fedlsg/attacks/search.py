@@ -1,10 +1,9 @@
-"""One search for all matching attacks: restarts, the time that is left, minimisers, the choice by
-the objective.
+"""One search for all matching attacks: restarts, a time limit, and minimisers.
 
 A matching attack finds the batch whose update is nearest to what was received. Its unknowns are
-pixels in a range (``inversion.matching``), or tokens and their embeddings (``text_matching``).
-Restarts are chosen by the objective: no truth is known here. What the best batch leaves unexplained
-says whether a search converged.
+pixels in a range (``inversion.matching``), or tokens and their embeddings (``text_matching``). The
+restart with the lowest objective is chosen: no truth is known here. What the best batch leaves
+unexplained says whether a search converged.
 
 The minimisers work within a box: L-BFGS-B, and (signed) Adam whose step decays as a cosine. Both
 count evaluations of the energy with its gradient, so that attacks can be compared at an equal
@@ -39,6 +38,7 @@ Count = Annotated[int, Setting(at_least=1)]
 Weight = Annotated[float, Setting(at_least=0, below=math.inf)]
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
+"""Adam's decay rates of the first and the second moment, and the number added to its divisor."""
 INFINITE_ENERGY = 1e30
 """Stands for an infinite energy in L-BFGS, whose line search computes with it."""
 MAX_LAG = 0.05
@@ -86,27 +86,35 @@ class Watch:
         return time.monotonic() >= self.deadline
 
     def go_on(self, done: int, lowest: float) -> bool:
-        """Reports progress; False if the objective is as good as zero, or the time limit has
-        passed.
+        """Report progress, and return whether the restart may go on.
+
+        Not if its lowest objective is as good as zero, or the time limit has passed. done: number
+        of evaluations.
         """
-        each, restarts = self.attack.evaluations, self.attack.restarts
+        count, restarts = self.attack.evaluations, self.attack.restarts
+        total = count * restarts
         text = f"restart {self.restart} of {restarts}, objective {min(lowest, self.lowest):.3g}"
-        self.progress(min(each * (self.restart - 1) + done, each * restarts), each * restarts, text)
+        self.progress(min(count * (self.restart - 1) + done, total), total, text)
         return lowest > self.attack.tolerance and not self.over
 
     def time_share(self) -> Callable[[], float]:
-        """A function that gives the used share (0 to 1 and more) of this restart's time: the time
-        left, divided by the restarts left.
+        """A function that gives the used share (0 to 1 and more) of this restart's time.
+
+        That time is the remaining time divided by the remaining restarts.
         """
-        began = time.monotonic()
-        part = (self.deadline - began) / (self.attack.restarts - self.restart + 1)
-        return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
+        start = time.monotonic()
+        seconds = (self.deadline - start) / (self.attack.restarts - self.restart + 1)
+        return lambda: (time.monotonic() - start) / seconds if seconds > 0 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(Generic[P]):
-    """The point of lowest objective over ``restarts`` starts. unexplained: by
-    ``replay.unexplained``; None if naive.
+class Minimum(Generic[P]):
+    """The point of lowest objective over all restarts.
+
+    point: the unknowns.
+    objective: at the point.
+    restarts: number of restarts that began.
+    unexplained: by ``replay.unexplained``; None for a naive attack.
     """
 
     point: P
@@ -121,12 +129,12 @@ def search(
     minimum: Callable[[Watch], tuple[P, float]],
     batch: Callable[[P], tuple[Batch, Tensor]],
     progress: Progress,
-) -> Found[P]:
+) -> Minimum[P]:
     """The lowest of the minima from every start.
 
-    ``minimum``: a local search of the watch's restart: the point, and its objective. ``batch``:
-    inputs and targets of a point. Ends at the first objective within the tolerance, and when the
-    time is over.
+    minimum: a local search of the watch's restart; gives the point and its objective.
+    batch: gives inputs and targets of a point.
+    Ends at the first objective within the tolerance, and when the time limit has passed.
     """
     watch = Watch(attack, progress)
     points: list[P] = []
@@ -139,44 +147,45 @@ def search(
             break
     total = attack.evaluations * attack.restarts
     progress(total, total, f"objective {watch.lowest:.3g}")
-    left = None
+    remainder = None
     if attack.compare == "adaptive":
         inputs, targets = batch(points[0])
         scaled = DISTANCES[attack.distance].directions
-        left = unexplained(observation, inputs, targets, scaled=scaled)
-    return Found(point=points[0], objective=watch.lowest, restarts=watch.restart, unexplained=left)
+        remainder = unexplained(observation, inputs, targets, scaled=scaled)
+    return Minimum(
+        point=points[0], objective=watch.lowest, restarts=watch.restart, unexplained=remainder
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Box:
-    """Least and greatest value of every unknown; infinite where it is free."""
+    """The range of every unknown: its least and its greatest value, infinite where it is free."""
 
     low: Float[Tensor, " n"]
     high: Float[Tensor, " n"]
 
 
 class _Lowest:
-    """The energy and its gradient, with the lowest point so far."""
+    """The energy and its gradient as a function, which keeps the lowest point so far."""
 
     def __init__(self, energy: Energy, go_on: GoOn) -> None:
         self.energy, self.go_on = energy, go_on
         self.value, self.evaluations = math.inf, 0
         self.point: Tensor | None = None
 
-    def __call__(self, at: Tensor) -> tuple[float, Tensor]:
-        at = at.detach().requires_grad_()
-        energy = self.energy(at)
-        (gradient,) = torch.autograd.grad(energy, at)
+    def __call__(self, point: Tensor) -> tuple[float, Tensor]:
+        point = point.detach().requires_grad_()
+        energy = self.energy(point)
+        (gradient,) = torch.autograd.grad(energy, point)
         self.evaluations += 1
         value = energy.item() if math.isfinite(energy.item()) else math.inf
         if self.point is None or value < self.value:
-            self.value, self.point = value, at.detach().clone()
-        # An example whose gradient is exactly zero has no direction: autograd gives NaN through its
-        # norm.
+            self.value, self.point = value, point.detach().clone()
+        # The norm of a gradient of exactly zero has no derivative: autograd gives NaN.
         return value, gradient.nan_to_num(0.0, 0.0, 0.0)
 
     def report_and_check(self) -> bool:
-        """Reports progress; whether the search has to stop."""
+        """Report progress, and return whether the search has to stop."""
         return not self.go_on(self.evaluations, self.value)
 
     def result(self) -> tuple[Tensor, float]:
@@ -189,9 +198,10 @@ def lbfgs(
 ) -> tuple[Tensor, float]:
     """The lowest point found by L-BFGS-B (Byrd et al. 1995, SciPy's), and its value.
 
-    Runs until the budget, ``go_on``, float64, or a step that lowers max(1, value) by the share
-    ``settled`` ends it.
-    Differs from DLG, whose L-BFGS knows of no range.
+    settled: the search ends with a step that lowers max(1, value) by no more than this share of it.
+    It also ends with the budget of evaluations, when ``go_on`` says so, and when steps are below
+    the rounding of float64.
+    Differs from DLG, whose L-BFGS has no box.
     """
     lowest = _Lowest(energy, go_on)
 
@@ -235,13 +245,14 @@ def adam(
     go_on: GoOn,
     time_share: Callable[[], float] = lambda: 0.0,
 ) -> tuple[Tensor, float]:
-    """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown
-    decays to 0.
+    """The lowest point found by Adam within the box, and its value.
 
-    ``time_share`` gives the used share of a time limit. If it is ahead of the share of evaluations,
-    the step size decays with the time: a search that is cut off at its first step size would end as
-    rough as it began. ``signed`` looks at the gradient's signs only, as Inverting
-    Gradients does (Geiping et al. 2020, App. A).
+    step_size: of each unknown; it decays to 0 as a cosine.
+    signed: whether only the signs of the gradient are used, as in Inverting Gradients (Geiping et
+        al. 2020, App. A).
+    time_share: gives the used share of a time limit. If it is ahead of the share of evaluations,
+        the step size decays with the time: a search that is cut off at its first step size would
+        end far from a minimum.
     Differs from that paper: a cosine instead of three drops of the step size.
     """
     lowest = _Lowest(energy, go_on)

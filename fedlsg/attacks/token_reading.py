@@ -1,6 +1,6 @@
-"""Texts from the span test: one token a position and text, chosen so that together they span what
-was received.
+"""Texts from the span test: tokens whose embeddings together span what was received.
 
+One token is chosen for each position of each text.
 Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at
                                                            position t
 Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected
@@ -24,7 +24,9 @@ Pairs = list[tuple[int, int]]
 CANDIDATES = 64
 """Tokens a position that are looked at again; the span test ranks all of them first."""
 SWEEPS = 4
+"""How often all choices are made again, at most."""
 RESTARTS = 4
+"""Searches, at most."""
 EXACT = 1e-9
 """Share of the received energy left over that is rounding of a payload of float32: the search is
 over.
@@ -75,9 +77,9 @@ def read_tokens(
     texts: int,
     generator: torch.Generator,
 ) -> Reading:
-    """The tokens of ``texts`` texts of at most ``vocabulary.length`` positions, of the restart that
-    explains most.
+    """The tokens of ``texts`` texts, by the restart that explains most of what was received.
 
+    A text has at most ``vocabulary.length`` positions.
     The first restart takes the most certain token each time, the others one of the most certain
     ones, by ``generator``.
     Raises ValueError for ``texts`` < 1.
@@ -125,8 +127,9 @@ def _project_out(
 
 
 def _pursue(problem: _Choices, texts: int, generator: torch.Generator | None) -> Pairs:
-    """(candidate, position), the most certain first, until nothing of Y is left or every place is
-    taken.
+    """Pairs (candidate, position), the most certain first.
+
+    Until nothing of Y remains, or every place has a token.
     """
     Y, x = problem.Y, problem.x.clone()
     open_places = torch.full((x.shape[1],), texts)
@@ -155,8 +158,9 @@ def _pursue(problem: _Choices, texts: int, generator: torch.Generator | None) ->
 
 
 def _refine(problem: _Choices, taken: Pairs) -> Pairs:
-    """Makes each choice again, given all others, until none changes. The received energy that is
-    left over never grows.
+    """Make each choice again, given all others, until none changes.
+
+    The part of the received squared norm that is not explained never grows.
     """
     taken = list(taken)
     for _ in range(SWEEPS):

@@ -1,22 +1,23 @@
-"""Which tokens were in a text: the span test on stacked dR (DAGER, Petrov et al. 2024, carried over
-to carriers).
+"""The span test: which tokens were in a text, from the received rows of dR.
 
-An embedding is a public function of token and position, so each (token, position) can be tested by
-itself: the share of its energy in the span of the received rows. With as many rows as tokens that
-share is 1 for those of the text; with fewer it is still far larger for them than for others, and
-``token_reading`` continues from there.
-Symbols: x_t (n,) input of the first layers at position t      X (T, n)      dR = V X (r, n), V = (g
-                                                               L)^T
-Every received row of dR is a combination of the x_t of the text; so is every row of a dense
-gradient g^T X.
-Differs from the source: shares are ranked instead of compared with a threshold, so that noise,
-masks and fewer rows than tokens weaken the test and do not break it; the common direction of all
-embeddings is taken out first.
+After DAGER (Petrov et al. 2024), for carriers. Symbols: T positions, n numbers of an embedding,
+    x_t (n,)  input of the first layers at position t
+    X (T, n)  all of them
+    dR = V X (r, n), with V = (g L)^T
+Every received row of dR is a combination of the x_t of the text, and so is every row of a dense
+gradient g^T X. An embedding is a public function of token and position. So each (token, position)
+can be tested by itself: its score is the part of its squared norm that is in the span of the
+received rows. With as many rows as tokens the score is 1 for tokens of the text. With fewer rows it
+is still far larger for them than for others, and ``token_reading`` continues from there.
+Differs from the source: scores are ranked instead of compared with a threshold, so that noise,
+masks and fewer rows than tokens weaken the test and do not break it. The common direction of all
+embeddings is removed first.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -28,11 +29,11 @@ from fedlsg.config import check_declared
 from fedlsg.gradients import trainable
 
 NUMBERS_AT_ONCE = 2**19
-"""Embedded numbers of one chunk: small enough to stay in a processor's cache."""
+"""Numbers in the embeddings of one chunk: small enough to stay in a processor's cache."""
 ROUNDING = 1e-5
 """Singular values below this share of the largest are rounding, not signal."""
 SAMPLE = 1024
-"""Tokens that the common direction is taken from, spread over the vocabulary."""
+"""Tokens from which the common direction is computed, spread over the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +68,14 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Span:
-    """Orthonormal rows that the texts' embeddings had a part in, over the in units that every layer
-    kept.
+    """The span of the received rows, over the in units that every layer kept.
 
-    strength: singular value of each.
-    least: what rounding and noise alone would reach.
-    rows: received numbers of rows.
-    complete: fewer directions than rows, so that the span holds every token's embedding.
+    basis: orthonormal rows.
+    strength: the singular value of each.
+    least: singular values up to it may be rounding and noise alone.
+    columns: numbers of these in units.
+    rows: how many rows were received.
+    layers: names of the weights that they are of.
     """
 
     basis: Float[Tensor, "k columns"]
@@ -85,18 +87,21 @@ class Span:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of the texts can lie outside: the rows had room for more directions than
-        there are.
+        """Whether the span holds every token's embedding.
+
+        This is so if there were rows and columns for more directions than there are.
         """
         return len(self.basis) < min(self.rows, len(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenScores:
-    """``share`` (V, T): energy of each token at each position inside the span, 0 to 1. ``span``:
-    what was tested.
+    """The scores of all tokens.
 
-    direction: (columns,) common to all embeddings, of length 1, that was taken out of both.
+    share: (V, T) the part of a token's squared norm that is inside the span, 0 to 1, at each
+        position.
+    span: the span that was tested.
+    direction: common to all embeddings, of length 1; it was removed from span and embeddings.
     """
 
     share: Float[Tensor, "tokens positions"]
@@ -121,25 +126,26 @@ def span_test(observation: Observation, vocabulary: Vocabulary) -> TokenScores:
     direction = _common(observation.model, vocabulary)[span.columns].double()
     direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)
     basis, _ = without(span, direction)
-    used = torch.zeros(n, 1).index_fill_(0, span.columns, 1.0)
-    into = torch.zeros(n, len(basis) + 1)
-    into[span.columns] = torch.cat([direction.unsqueeze(0), basis]).float().mT
-    table = torch.zeros(vocabulary.size, vocabulary.length)
+    in_columns = torch.zeros(n, 1).index_fill_(0, span.columns, 1.0)
+    axes = torch.zeros(n, len(basis) + 1)  # the common direction, then the basis
+    axes[span.columns] = torch.cat([direction.unsqueeze(0), basis]).float().mT
+    shares = torch.zeros(vocabulary.size, vocabulary.length)
     for tokens, x in embedded(observation.model, vocabulary):
         x = x.float()
-        parts = (x @ into).square()
-        whole = (x.square() @ used).squeeze(-1) - parts[..., 0]
-        share = parts[..., 1:].sum(-1) / whole.clamp_min(torch.finfo(x.dtype).tiny)
-        table[tokens] = torch.maximum(table[tokens], share.clamp(max=1.0))
-    table[list(vocabulary.special)] = 0.0
-    return TokenScores(share=table, span=span, direction=direction)
+        squares = (x @ axes).square()
+        whole = (x.square() @ in_columns).squeeze(-1) - squares[..., 0]
+        share = squares[..., 1:].sum(-1) / whole.clamp_min(torch.finfo(x.dtype).tiny)
+        shares[tokens] = torch.maximum(shares[tokens], share.clamp(max=1.0))
+    shares[list(vocabulary.special)] = 0.0
+    return TokenScores(share=shares, span=span, direction=direction)
 
 
 def without(
     span: Span, direction: Float[Tensor, " columns"]
 ) -> tuple[Float[Tensor, "k columns"], Tensor]:
-    """Orthonormal rows and strengths of the span after ``direction`` (of length 1) is taken out of
-    it.
+    """Orthonormal rows and strengths of the span, after ``direction`` is removed from it.
+
+    direction: of length 1.
     """
     rows = span.strength.unsqueeze(1) * span.basis
     _, values, right = torch.linalg.svd(
@@ -155,10 +161,9 @@ def embedded(
     *,
     tokens: Int64[Tensor, "some positions"] | None = None,
 ) -> Iterator[tuple[Int64[Tensor, " some"], Float[Tensor, "some positions n"]]]:
-    """Rows and embeddings (rows, T, n) of every token at every position, or of ``tokens`` where
-    given, once a type.
+    """Row numbers and embeddings (rows, T, n) of texts, in chunks, once for each token type.
 
-    A text of one token over and over has it at all positions.
+    tokens: the texts. By default there is one for each token, which has it at every position.
     """
     embed = model.get_submodule(vocabulary.embeddings)
     if tokens is None:
@@ -167,14 +172,14 @@ def embedded(
     with torch.no_grad():
         for kind in range(vocabulary.types):
             for rows in torch.arange(len(tokens)).split(at_once):
-                ids = tokens[rows]
-                types = (
-                    {} if vocabulary.types == 1 else {"token_type_ids": torch.full_like(ids, kind)}
-                )
-                yield rows, embed(input_ids=ids, **types)
+                arguments = {"input_ids": tokens[rows]}
+                if vocabulary.types > 1:
+                    arguments["token_type_ids"] = torch.full_like(tokens[rows], kind)
+                yield rows, embed(**arguments)
 
 
 def _width(model: nn.Module, vocabulary: Vocabulary) -> int:
+    """n, by a run on one token."""
     with torch.no_grad():
         x: Tensor = model.get_submodule(vocabulary.embeddings)(
             input_ids=torch.zeros(1, 1, dtype=torch.int64)
@@ -183,44 +188,38 @@ def _width(model: nn.Module, vocabulary: Vocabulary) -> int:
 
 
 def _common(model: nn.Module, vocabulary: Vocabulary) -> Float[Tensor, " n"]:
-    """The mean embedding of tokens that are spread over the vocabulary, at every position."""
-    tokens = torch.arange(0, vocabulary.size, max(1, vocabulary.size // SAMPLE))
+    """The mean embedding over ``SAMPLE`` tokens and all positions."""
+    sample = torch.arange(0, vocabulary.size, max(1, vocabulary.size // SAMPLE))
+    tokens = sample.unsqueeze(1).expand(-1, vocabulary.length)
     total, count = torch.zeros(()), 0
-    for _, x in embedded(
-        model, vocabulary, tokens=tokens.unsqueeze(1).expand(-1, vocabulary.length)
-    ):
-        total, count = total + x.double().sum((0, 1)), count + x.shape[0] * x.shape[1]
+    for _, x in embedded(model, vocabulary, tokens=tokens):
+        total = total + x.double().sum((0, 1))
+        count += x.shape[0] * x.shape[1]
     return total / count
 
 
 def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
-    """Weights of the trained Linear layers whose input is the output of the module ``embeddings``
-    itself.
+    """Names of the weights of trained Linear layers that read the embeddings themselves.
 
+    embeddings: path of the module whose output they read.
     Raises DoesNotApply if there is none: then their inputs are mixtures over the whole text.
     """
-    weights: list[Tensor] = []
+    outputs: list[Tensor] = []
     names: list[str] = []
     parameters = trainable(model)
 
-    def remember(module: nn.Module, args: object, output: Tensor) -> None:
-        weights.append(output)
+    def record(module: nn.Module, args: object, output: Tensor) -> None:
+        outputs.append(output)
 
-    def look(name: str, args: tuple[Tensor, ...]) -> None:
-        if (
-            weights
-            and args
-            and args[0].shape == weights[0].shape
-            and torch.equal(args[0], weights[0])
-        ):
-            names.append(f"{name}.weight")
+    def compare(module: nn.Module, args: tuple[Tensor, ...], *, weight: str) -> None:
+        if outputs and args and torch.equal(args[0], outputs[0]):
+            names.append(weight)
 
-    handles = [model.get_submodule(embeddings).register_forward_hook(remember)]
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and f"{name}.weight" in parameters:
-            handles.append(
-                module.register_forward_pre_hook(lambda m, args, name=name: look(name, args))
-            )
+    handles = [model.get_submodule(embeddings).register_forward_hook(record)]
+    for path, module in model.named_modules():
+        weight = f"{path}.weight"
+        if isinstance(module, nn.Linear) and weight in parameters:
+            handles.append(module.register_forward_pre_hook(partial(compare, weight=weight)))
     try:
         ids = torch.zeros(1, length, dtype=torch.int64)
         with torch.no_grad():
@@ -239,10 +238,10 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
 def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
     """The span of what was received of ``layers``: rows of dR, or of the dense gradient.
 
-    Directions whose singular value noise alone would reach are left out: sigma (sqrt(rows) +
-    sqrt(columns) + 3), which the largest one of noise passes with a probability of exp(-9/2) at
-    most (Davidson and Szarek 2001).
-    Raises DoesNotApply where nothing is left.
+    Directions that may be noise alone are left out: those with singular values up to sigma
+    (sqrt(rows) + sqrt(columns) + 3). The largest singular value of noise is above that with a
+    probability of at most exp(-9/2) (Davidson and Szarek 2001).
+    Raises DoesNotApply if no direction remains.
     """
     blocks, kept = observation.blocks, observation.kept
     keys = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
@@ -277,26 +276,26 @@ def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
 
 
 def _whole_columns(kept: Bool[Tensor, "rows n"]) -> Bool[Tensor, " n"]:
-    """Columns that every row with anything kept has: what a span over columns can be taken of."""
+    """Which columns were kept in every row of which anything was kept."""
     kept = kept.flatten(1)
-    return (
-        kept[kept.any(1)].all(0)
-        if bool(kept.any())
-        else torch.zeros(kept.shape[1], dtype=torch.bool)
-    )
+    if not bool(kept.any()):
+        return torch.zeros(kept.shape[1], dtype=torch.bool)
+    return kept[kept.any(1)].all(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextPrior:
     """What is public about the texts.
 
+    vocabulary: of the model.
     log_frequency: (V,) log p of a token in public texts, -inf for one that no text holds; None: all
-    alike.
-    blind: (T,) the guess without a payload, which a likelihood counts changes from; None: drawn at
-        random. Its tokens that no text is made of (begin, end: special, or of frequency 0) stay
-        where they are.
-    start: (B, T) tokens to start from, ``blind`` where None. candidates: (C, T) the only tokens
-        that are tried at each position; None: all that texts are made of.
+        are equally frequent.
+    blind: (T,) the guess without a payload, from which a likelihood counts changes; None: a random
+        one. Its tokens that no text is made of (begin, end: special, or of frequency 0) stay where
+        they are.
+    start: (B, T) tokens to start from; None: ``blind``.
+    candidates: (C, T) the only tokens that are tried at each position; None: all that texts are
+        made of.
     """
 
     vocabulary: Vocabulary
@@ -311,11 +310,8 @@ class TextPrior:
                 f"expected a log frequency for {self.vocabulary.size} tokens, got "
                 f"{tuple(self.log_frequency.shape)}"
             )
-        for name, tokens in (
-            ("blind", self.blind),
-            ("start", self.start),
-            ("candidates", self.candidates),
-        ):
+        for name in ("blind", "start", "candidates"):
+            tokens = getattr(self, name)
             if tokens is not None and tokens.shape[-1:] != (self.vocabulary.length,):
                 raise ValueError(
                     f"expected {name} of {self.vocabulary.length} positions, got "

@@ -1,14 +1,12 @@
-"""What torch's errors about sizes and types of a layer's inputs mean, in words: the layer's own
-numbers first, those that it gets next, and the fix.
+"""Messages for torch's errors about sizes and types of a layer's inputs, with the fix.
 
-An error of another text stays as torch has it: the words rest on torch's, and name no cause that
-they do not say.
+A message says first what the layer takes, then what it gets. It rests on the text of torch's error
+and names no cause that is not in it. Errors of other texts stay as they are.
 """
 
 import math
 import re
 
-import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.per_example import Batch
@@ -22,35 +20,35 @@ TYPES = re.compile(r"must have the same dtype|should be the same|expected scalar
 def layer_fault(module: nn.Module, error: BaseException, inputs: Batch) -> str | None:
     """What is wrong with the inputs of a layer that failed on a row; None for another error.
 
-    ``inputs``: of the model, a tensor (B, ...) or several by name.
+    inputs: of the model, a tensor (B, ...) or several by name.
     """
-    said = str(error)
-    fields = dict(fields_of(inputs))
-    first = next(iter(fields.values()), None)
-    if isinstance(module, nn.Linear) and (found := SHAPES.search(said)):
-        return _of_width(module, int(found[2]), first)
-    if found := CHANNELS.search(said):
-        wanted, got = found[1], found[2]
-        channels = f"an image has {got} channels" if _is(first, 1, int(got)) else f"it gets {got}"
+    text = str(error)
+    first = next(iter(fields_of(inputs).values()), None)
+    if isinstance(module, nn.Linear) and (match := SHAPES.search(text)):
+        return _width_fault(module, int(match[2]), first)
+    if match := CHANNELS.search(text):
+        wanted, got = match[1], match[2]
+        of_image = _has_size(first, 1, int(got))
+        channels = f"an image has {got} channels" if of_image else f"it gets {got}"
         return (
             f"takes {wanted} channels, and {channels}: give it in_channels={got}, or images of "
             f"shape ({wanted}, height, width)"
         )
     weight = next(iter(module.parameters(recurse=False)), None)
-    if not TYPES.search(said) or weight is None or first is None or first.is_floating_point():
+    if not TYPES.search(text) or weight is None or first is None or first.is_floating_point():
         return None
-    own = _type(weight.dtype)
+    wanted, got = (str(t.dtype).removeprefix("torch.") for t in (weight, first))
     return (
-        f"has weights of {own}, and the inputs are {_type(first.dtype)}: give numbers of its type, "
-        f"x.astype('{own}'), or begin with a layer that takes integers, such as nn.Embedding"
+        f"has weights of {wanted}, and the inputs are {got}: give numbers of its type, "
+        f"x.astype('{wanted}'), or begin with a layer that takes integers, such as nn.Embedding"
     )
 
 
-def _of_width(layer: nn.Linear, got: int, first: Tensor | None) -> str:
-    """Of a Linear that gets rows of another length."""
+def _width_fault(layer: nn.Linear, got: int, first: Tensor | None) -> str:
+    """The message for a Linear that gets rows of ``got`` numbers; ``first``: the first input."""
     takes = f"takes {layer.in_features} numbers a row, and"
     fix = f"give it {got}, nn.Linear({got}, {layer.out_features})"
-    if first is None or not _is(first, -1, got):
+    if first is None or not _has_size(first, -1, got):
         return f"{takes} gets {got} from the layers before: {fix}"
     shape = tuple(first.shape[1:])
     if math.prod(shape) == layer.in_features:
@@ -60,9 +58,5 @@ def _of_width(layer: nn.Linear, got: int, first: Tensor | None) -> str:
     return f"{takes} gets inputs of shape {shape}: {fix}, or nn.Flatten() before it"
 
 
-def _is(tensor: Tensor | None, dim: int, size: int) -> bool:
+def _has_size(tensor: Tensor | None, dim: int, size: int) -> bool:
     return tensor is not None and tensor.ndim > 1 and tensor.shape[dim] == size
-
-
-def _type(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

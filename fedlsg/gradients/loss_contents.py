@@ -1,5 +1,4 @@
-"""What a loss holds besides its code: tensors that follow the outputs' type, and parameters that
-nobody trains.
+"""What a loss holds besides its code: tensors, and parameters that no private step trains.
 
 A loss may hold tensors as buffers and attributes of a module, in a ``functools.partial``, in the
 object of a bound method, in the variables of a closure, and as globals that its function reads.
@@ -16,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.calls.torch_func import map_tensors
+from fedlsg.gradients.calls.torch_func import tensors_in
+from fedlsg.gradients.hooked_pass.graph_nodes import leaves_of
 from fedlsg.user_code.failure import is_users
 
 MANY = 10_000
 """Items of a list or dict above which it is data, and not part of a loss."""
 NAMES_SHOWN = 5
-"""Names in a message."""
+"""Names in a message, at most."""
 INTERNALS = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module that hold its parameters, buffers and modules by name."""
 
 
 def held_tensors(loss: Any) -> Iterator[tuple[str, Tensor]]:
@@ -34,21 +35,25 @@ def held_tensors(loss: Any) -> Iterator[tuple[str, Tensor]]:
 def _walk(
     thing: Any, name: str, seen: set[int], *, top: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """``top``: whether the thing is the loss itself, so that the attributes of any object count."""
+    """The tensors in a thing, by name.
+
+    name: of the thing; empty for the loss itself.
+    seen: identities of things that were visited.
+    top: whether the thing is called as the loss, so that the attributes of any object count.
+    """
     if id(thing) in seen or isinstance(thing, ModuleType | type):
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):
         yield name, thing
         return
-    for part, value, whole in _parts(thing, top=top):
-        yield from _walk(
-            value, f"{name}.{part}" if name and part else name or part, seen, top=whole
-        )
+    for part, value, is_top in _parts(thing, top=top):
+        full_name = ".".join(filter(None, (name, part)))
+        yield from _walk(value, full_name, seen, top=is_top)
 
 
 def _parts(thing: Any, *, top: bool) -> Iterator[tuple[str, Any, bool]]:
-    """Named parts of a thing that may hold tensors; True where the part is what is called."""
+    """Name and value of each part that may hold tensors, and whether the part is what is called."""
     if isinstance(thing, torch.jit.ScriptModule):
         yield from (
             (key, value, False)
@@ -100,16 +105,14 @@ def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
-    """Raise ValueError, naming them, if the loss holds trainable parameters that are not of
-    ``model``.
+    """Raise ValueError if the loss holds trainable parameters that are not the model's.
 
-    Only the model's parameters are trained and clipped: those of the loss would stay as they are,
-    without a word.
+    Only the model's parameters are trained and clipped: those of the loss would silently stay as
+    they are.
     """
     of_model = set() if model is None else {id(p) for p in model.parameters()}
-    if names := [
-        name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in of_model
-    ]:
+    trainable = [(name, t) for name, t in held_tensors(loss) if t.requires_grad]
+    if names := [name for name, t in trainable if id(t) not in of_model]:
         raise ValueError(
             f"the loss has trainable parameters ({few(names)}), which no private step trains: move "
             "them into the model, whose forward applies them to its outputs, or freeze them with "
@@ -118,62 +121,56 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
 
 
 def few(names: list[str]) -> str:
-    """The first names, for a message."""
-    return ", ".join(names[:NAMES_SHOWN]) + (
-        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    )
+    """The first names and the number of others, for a message."""
+    words = ", ".join(names[:NAMES_SHOWN])
+    more = len(names) - NAMES_SHOWN
+    return f"{words} and {more} more" if more > 0 else words
 
 
 def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """A copy of the loss whose tensors are on the device of ``like``, floating-point ones in its
-    type.
+    """A copy of the loss whose tensors have the device and floating-point type of ``like``.
 
-    The loss itself where it cannot be copied. Functions are not copied: their globals and closures
-    stay as they are.
+    The loss itself if it cannot be copied, or is a function, whose globals and closure stay as they
+    are.
     """
     if isinstance(loss, FunctionType):
         return loss
-    memo: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     for _, t in held_tensors(loss):
         moved = t.detach().to(like.device, like.dtype if t.is_floating_point() else None)
-        memo[id(t)] = (
-            nn.Parameter(moved, requires_grad=False) if isinstance(t, nn.Parameter) else moved
-        )
+        is_parameter = isinstance(t, nn.Parameter)
+        copies[id(t)] = nn.Parameter(moved, requires_grad=False) if is_parameter else moved
     try:
-        return copy.deepcopy(loss, memo)
+        return copy.deepcopy(loss, copies)
     except Exception:  # an open file, a lock: the loss is called as it is
         return loss
 
 
 def first_numbers(value: Any) -> Tensor | None:
     """The first floating-point tensor in a model's outputs, if there is one."""
-    tensors: list[Tensor] = []
-    map_tensors(
-        lambda t: tensors.append(t) if t.is_floating_point() else None,
-        getattr(value, "logits", value),
-    )
-    return tensors[0] if tensors else None
+    tensors = tensors_in(getattr(value, "logits", value))
+    return next((t for t in tensors if t.is_floating_point()), None)
 
 
 def fits(t: Tensor, like: Tensor, *, strict: bool) -> bool:
-    """Whether a loss can use a tensor next to outputs; ``strict``: losses of torch want equal
-    types.
+    """Whether a loss can use its tensor t next to outputs of the device and type of ``like``.
 
-    Other losses may mean a type of their own; only float64, which no check of theirs reckons with,
-    changes it.
+    strict: whether types must be equal, as for losses of torch. Other losses may choose a type on
+        purpose. Only outputs in float64, which come from a check of fedlsg, change it.
     """
-    other = (
-        t.is_floating_point() and t.dtype != like.dtype and (strict or like.dtype == torch.float64)
-    )
-    return t.device == like.device and not other
+    if t.device != like.device:
+        return False
+    must_be_equal = t.is_floating_point() and (strict or like.dtype == torch.float64)
+    return t.dtype == like.dtype or not must_be_equal
 
 
 def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> str | None:
-    """The message for leaves from which losses are computed and that no private step trains; None
-    without any. ``model``: a copy of the ``original``, which has run.
+    """The message for losses that depend on tensors that no private step trains; None without any.
+
+    model: a copy of ``original``. The losses are of a pass of the copy.
     """
     of_model = {id(p) for p in model.parameters()}
-    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in of_model}
+    others = {id(leaf): leaf for leaf in leaves_of(losses) if id(leaf) not in of_model}
     if not others:
         return None
     if read := [name for name, p in original.named_parameters() if id(p) in others]:
@@ -195,17 +192,3 @@ def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> s
         "private step trains them: hold layers in nn.ModuleList or nn.ModuleDict, and parameters "
         "in nn.ParameterList, or freeze them with requires_grad_(False)"
     )
-
-
-def _leaves(losses: Tensor) -> Iterator[Tensor]:
-    """The leaves of the graph of losses."""
-    due, seen = [losses.grad_fn], set()
-    while due:
-        node = due.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            yield leaf
-        due += [before for before, _ in node.next_functions]

@@ -1,12 +1,12 @@
-"""One loss for each example, from a loss in the form in which torch's users have it.
+"""One loss for each example, from a loss in the usual form of torch.
 
 A private step clips the gradient of each example, so it needs the loss of each example: a mean over
-the batch would divide every gradient by the size of the batch, which is secret. What a loss does
-with the other values of one example, its labels or tokens, is what was asked for:
+the batch would divide every gradient by the size of the batch, which is secret. The losses of the
+values of one example, such as its labels or tokens, are combined by the user's reduction:
     "mean", "none"       their mean; of classes, over those that are not ``ignore_index``
     "sum", "batchmean"   their sum
-Class weights multiply the losses, and no sum of weights divides them: that of a batch mixes
-examples, and that of one example alone would cancel its weight.
+Class weights multiply the losses. They are not divided by a sum of weights, as torch does: the sum
+over a batch mixes examples, and that of one example alone would cancel its weight.
 """
 
 import copy
@@ -31,9 +31,7 @@ from fedlsg.gradients.loss_contents import (
 from fedlsg.gradients.per_example import LossFunction, batch_size
 
 CLASSES = ("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
-"""Losses of torch whose outputs have the classes on dimension 1, and whose targets are class
-numbers.
-"""
+"""Losses of torch with class numbers as targets, and the classes on dimension 1 of the outputs."""
 OTHER_SHAPES = ("MultiMarginLoss", "multi_margin_loss")
 """Other losses of torch whose targets have another shape than their outputs."""
 CLASS_LISTS = ("MultiLabelMarginLoss", "multilabel_margin_loss")
@@ -70,47 +68,60 @@ def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -
         )
     check_arguments(loss)
     refuse_parameters(loss, model)
-    if isinstance(loss, nn.Module):
-        asked = getattr(loss, "reduction", None)
-        name = name_in_torch(type(loss))
-        if isinstance(loss, _Loss) or isinstance(asked, str):
-            loss = copy.copy(loss)
-            vars(loss)["reduction"] = "none"
-        return PerExampleLoss(
-            loss, name, getattr(loss, "ignore_index", IGNORED), adds(asked, name, loss)
-        )
-    base: Any = loss
-    given: dict[str, Any] = {}
-    while isinstance(base, partial):
-        base, given = base.func, base.keywords | given
-    name, defaults = name_in_torch(base), defaults_of(loss)
-    asked = defaults.get("reduction")
+    return _of_module(loss) if isinstance(loss, nn.Module) else _of_function(loss)
+
+
+def _of_module(loss: nn.Module) -> "PerExampleLoss":
+    """A module as a loss of each example; the module itself is not changed."""
+    reduction = getattr(loss, "reduction", None)
+    name = name_in_torch(type(loss))
+    added = adds(reduction, name, loss)
+    if isinstance(loss, _Loss) or isinstance(reduction, str):
+        loss = copy.copy(loss)
+        vars(loss)["reduction"] = "none"
+    return PerExampleLoss(loss, name, getattr(loss, "ignore_index", IGNORED), added)
+
+
+def _of_function(loss: Callable[..., Any]) -> "PerExampleLoss":
+    """A function as a loss of each example, with ``reduction="none"`` if it has that parameter."""
+    function: Any = loss
+    keywords: dict[str, Any] = {}
+    while isinstance(function, partial):
+        function, keywords = function.func, function.keywords | keywords
+    name = name_in_torch(function)
+    defaults = defaults_of(loss)
+    reduction = defaults.get("reduction")
     if "reduction" in defaults:
-        legacy = {
-            key: None
-            for key in ("size_average", "reduce")
-            if name and defaults.get(key) is not None
-        }
-        if legacy:
-            asked = _reduction.legacy_get_string(
+        old_names = ("size_average", "reduce")  # torch's older names of the reduction
+        old = {key: None for key in old_names if name and defaults.get(key) is not None}
+        if old:
+            reduction = _reduction.legacy_get_string(
                 defaults["size_average"], defaults["reduce"], emit_warning=False
             )
-        loss = partial(loss, reduction="none", **legacy)
-    return PerExampleLoss(loss, name, given.get("ignore_index", IGNORED), adds(asked, name, base))
+        loss = partial(loss, reduction="none", **old)
+    added = adds(reduction, name, function)
+    return PerExampleLoss(loss, name, keywords.get("ignore_index", IGNORED), added)
 
 
-def adds(asked: object, name: str, loss: Any) -> bool:
-    """Whether a reduction adds the values of an example. Raises ValueError for an unknown one."""
-    known = ("none", "mean", "sum", *(("batchmean",) if not name or name in BATCHMEAN else ()))
-    if isinstance(asked, str) and asked not in known:
+def adds(reduction: object, name: str, loss: Any) -> bool:
+    """Whether a reduction adds the values of an example, and does not average them.
+
+    name: of the loss in torch, or empty.
+    Raises ValueError for an unknown reduction.
+    """
+    known = ["none", "mean", "sum"]
+    if not name or name in BATCHMEAN:
+        known.append("batchmean")
+    if isinstance(reduction, str) and reduction not in known:
         raise ValueError(
-            f"{shown(loss)}: expected a reduction in {known}, got {asked!r}: choose one of these"
+            f"{loss_name(loss)}: expected a reduction in {tuple(known)}, got {reduction!r}: choose "
+            "one of these"
         )
-    return asked in ("sum", "batchmean")
+    return reduction in ("sum", "batchmean")
 
 
 def defaults_of(loss: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of a function with their values where a call does not give them."""
+    """The parameters of a function, each with its default."""
     try:
         return {p.name: p.default for p in inspect.signature(loss).parameters.values()}
     except (TypeError, ValueError):  # a builtin without a signature
@@ -126,37 +137,38 @@ def check_arguments(loss: Callable[..., Any]) -> None:
     try:
         signature.bind(None, None)
     except TypeError:
-        named = [
+        required = [
             p.name
             for p in signature.parameters.values()
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         raise ValueError(
-            f"{shown(loss)} needs {len(named)} arguments ({', '.join(named)}), and a loss gets "
-            "two: give a function of (outputs, targets) that calls it with reduction='none', and "
-            "returns one loss an example, shape (B,)"
+            f"{loss_name(loss)} needs {len(required)} arguments ({', '.join(required)}), and a "
+            "loss gets two: give a function of (outputs, targets) that calls it with "
+            "reduction='none', and returns one loss an example, shape (B,)"
         ) from None
 
 
-def shown(loss: Any) -> str:
-    """The name of a loss for messages."""
+def loss_name(loss: Any) -> str:
+    """The name of a loss, for messages."""
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def name_in_torch(loss: Any) -> str:
-    """The name of a loss, of a function or a class; empty if it is not one of torch's."""
-    in_torch = str(getattr(loss, "__module__", "")).startswith("torch.nn")
-    return str(getattr(loss, "__name__", "")) if in_torch else ""
+def name_in_torch(function: Any) -> str:
+    """The name of one of torch's loss functions or classes; empty for others."""
+    in_torch = str(getattr(function, "__module__", "")).startswith("torch.nn")
+    return str(getattr(function, "__name__", "")) if in_torch else ""
 
 
 @dataclass(frozen=True, eq=False)
 class PerExampleLoss:
-    """See ``per_example_loss``.
+    """A loss that gives one number for each example; made by ``per_example_loss``.
 
-    ``name``: torch's own, or empty.
-    ``ignored``: the class that does not count.
-    ``added``: whether the values of an example are added, not averaged.
-    ``tensors``: what the loss holds.
+    loss: a function of (outputs, targets) without reduction over the batch.
+    name: of the loss in torch, or empty.
+    ignored: the class number that does not count.
+    added: whether the losses of the values of an example are added, not averaged.
+    tensors: that the loss holds.
     """
 
     loss: Callable[..., Any]
@@ -169,19 +181,19 @@ class PerExampleLoss:
         object.__setattr__(self, "tensors", tuple(t for _, t in held_tensors(self.loss)))
 
     def __reduce__(self) -> Any:
-        """Without the tensors, which the loss has."""
+        """Pickles the arguments alone: ``tensors`` follow from the loss."""
         return type(self), (self.loss, self.name, self.ignored, self.added)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of each example, shape (B,)."""
         if self.name:
-            outputs = self._arranged(outputs, targets)
-            targets = self._numbers(outputs, targets)
-        losses: Any = self._fitting(outputs)(outputs, targets)
+            outputs = self._arrange_outputs(outputs, targets)
+            targets = self._convert_targets(outputs, targets)
+        losses: Any = self._fit_loss(outputs)(outputs, targets)
         size = batch_size(targets, targets)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != size:
             raise ValueError(
-                f"expected one loss an example, shape ({size},), got {self._cause(losses, size)}"
+                f"expected one loss an example, shape ({size},), got {self._fault(losses, size)}"
             )
         if losses.ndim == 1:
             return losses
@@ -192,8 +204,8 @@ class PerExampleLoss:
             return losses.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
         return losses.flatten(1).mean(1)
 
-    def _cause(self, losses: Any, size: int) -> str:
-        """What is wrong with a result, and the fix."""
+    def _fault(self, losses: Any, size: int) -> str:
+        """The fault of a result that is not one loss an example, with the fix."""
         if isinstance(losses, Tensor) and losses.ndim and size and losses.shape[0] % size == 0:
             return (
                 f"shape {tuple(losses.shape)}: examples and their positions are on one dimension; "
@@ -211,9 +223,10 @@ class PerExampleLoss:
             "losses)"
         )
 
-    def _fitting(self, outputs: Any) -> Callable[..., Any]:
-        """The loss, or a copy whose tensors fit the outputs; made anew, for its owner may have
-        changed the loss.
+    def _fit_loss(self, outputs: Any) -> Callable[..., Any]:
+        """The loss, or a copy whose tensors have the type and device of the outputs.
+
+        The copy is made in every call, because the owner of the loss may change it between calls.
         """
         like = first_numbers(outputs) if self.tensors else None
         if like is None or all(fits(t, like, strict=bool(self.name)) for t in self.tensors):
@@ -221,22 +234,25 @@ class PerExampleLoss:
         return follow(self.loss, like)
 
     def copy_like(self, like: Tensor) -> "PerExampleLoss":
-        """The same on a copy of the loss with a state of its own, and tensors of the type and
-        device of ``like``.
+        """The same on a copy of the loss, whose tensors have the type and device of ``like``.
+
+        The copy has a state of its own.
         """
         return PerExampleLoss(follow(self.loss, like), self.name, self.ignored, self.added)
 
-    def _numbers(self, outputs: Any, targets: Any) -> Any:
-        """Targets such as 0 and 1 or True and False as floats, where the loss compares them with
-        the outputs.
-        """
+    def _convert_targets(self, outputs: Any, targets: Any) -> Any:
+        """The targets; integers and booleans as floats, if the loss compares them with outputs."""
         if self.name in (*CLASSES, *OTHER_SHAPES, *CLASS_LISTS) or not isinstance(targets, Tensor):
             return targets
         return targets if targets.is_floating_point() else targets.to(outputs.dtype)
 
-    def _arranged(self, outputs: Any, targets: Any) -> Any:
-        """The outputs as torch's loss takes them."""
-        classes_last = hasattr(outputs, "logits")
+    def _arrange_outputs(self, outputs: Any, targets: Any) -> Any:
+        """The outputs as torch's loss takes them: logits, with the classes on dimension 1.
+
+        Raises ValueError where torch would broadcast outputs and targets, or where the dimension of
+        the classes cannot be known.
+        """
+        classes_last = hasattr(outputs, "logits")  # as models of transformers have them
         outputs = outputs.logits if classes_last else outputs
         if isinstance(outputs, Mapping) and "logits" in outputs:
             outputs = outputs["logits"]
@@ -253,16 +269,16 @@ class PerExampleLoss:
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:
-                way = (
-                    "such as targets[:, None], or in the loss: lambda outputs, targets: "
-                    f"nn.{self.name}(reduction='none')(outputs[:, 0], targets.float())"
-                    if outputs.ndim
-                    else "by squeeze(-1) in forward: squeeze() also takes the batch of one example"
-                )
+                fix = "by squeeze(-1) in forward: squeeze() also takes the batch of one example"
+                if outputs.ndim:
+                    fix = (
+                        "such as targets[:, None], or in the loss: lambda outputs, targets: "
+                        f"nn.{self.name}(reduction='none')(outputs[:, 0], targets.float())"
+                    )
                 raise ValueError(
                     f"expected outputs and targets of one shape for {self.name}, got "
                     f"{tuple(outputs.shape)} and {tuple(targets.shape)}: reshape one of the two, "
-                    f"{way}"
+                    f"{fix}"
                 )
             return outputs
         if outputs.ndim != 3 or targets.is_floating_point() or outputs.shape[:2] != targets.shape:

@@ -1,4 +1,4 @@
-"""The gradient of each example of a batch in the coordinates of a frame, and their plain sum.
+"""Passes over a batch: the gradients of examples in the coordinates of a frame, or their sum.
 
 ``check`` refuses what has no such gradient, before anything is computed. The package says how data
 flow through its modules.
@@ -8,7 +8,7 @@ released.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from fedlsg.gradients.hooked_pass.model_facts import check, prepare
 from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision
 from fedlsg.gradients.hooked_pass.supported import Checked, UnsupportedLayerError
 from fedlsg.gradients.hooked_pass.uses import Uses
-from fedlsg.tensors import BY_NAME
+from fedlsg.tensors import BY_NAME, each, fields_of
 
 Batch = Tensor | Mapping[str, Tensor]
 """A tensor or a dict of keyword tensors, examples on the first dimension."""
@@ -40,11 +40,15 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """What a private pass is given.
+    """The inputs of a private pass.
 
-    ``parameters``: the trainable ones, checked.
-    ``ghost``: whether blocks may be ``GhostGradients`` where these are cheaper.
-    ``factored``: weights, dense in the frame, whose gradients are wanted as ``Factors``.
+    model, loss_fn: what runs.
+    inputs, targets: the batch.
+    frame: the coordinates of the gradients.
+    parameters: the trainable parameters, checked.
+    precision: of the pass.
+    ghost: whether blocks may be ``GhostGradients`` where these are cheaper.
+    factored: weights, dense in the frame, whose gradients are wanted as ``Factors``.
     """
 
     model: nn.Module
@@ -64,11 +68,11 @@ class Given:
 
     @property
     def like(self) -> Tensor:
-        """A parameter, for the device and the type of what is made."""
+        """A parameter, for the device and the type of new tensors."""
         return next(iter(self.parameters.values()))
 
     def new_pass(self) -> Pass:
-        """A pass without any value."""
+        """A new pass, without any values yet."""
         return Pass(
             batch=self.batch,
             values=[None] * len(self.frame.blocks),
@@ -88,9 +92,9 @@ def factored_gradients(
     factored: Collection[str],
     checked: Checked | None = None,
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients | Factors]:
-    """As ``block_gradients``, but a weight named in ``factored``, dense in the frame, is returned
-    as its ``Factors``.
+    """The gradients of a frame's blocks, as ``Factors`` for the weights in ``factored``.
 
+    These weights must be dense in the frame; all other blocks are as from ``block_gradients``.
     A layer that the forward pass does not reach gives zeros, factored or not.
     """
     given = Given(
@@ -106,23 +110,24 @@ def factored_gradients(
 
 
 _read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""Never invalid, as it only grows: a parameter that is followed by its uses where no layer is left
-to read it costs time alone. By model: parameters that are read next to their layers' calls
-(``F.linear(x, layer.weight)``), where a pass met any.
+"""By model, the parameters that passes have read next to their layers' calls
+(``F.linear(x, layer.weight)``). Never invalid, as it only grows: if the model no longer reads a
+parameter so, following its uses costs time alone.
 """
 
 PassFunction = Callable[[Pass, Given, Collection[str]], None]
-"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers'
-calls.
+"""A function like ``run_pass``. Its last argument: the parameters that are read next to their
+layers' calls.
 """
 
 
 def run(given: Given, *, passed: PassFunction | None = None, copies: bool = False) -> list[Any]:
-    """The values of the frame's blocks by a forward and a backward pass.
+    """The values of the frame's blocks, by a forward and a backward pass.
 
     If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these
-    parameters are followed by their uses. ``passed``: another pass than ``run_pass``; ``copies``:
-    whether it copies such parameters for each example, carried ones as well.
+    parameters are followed by their uses.
+    passed: another pass than ``run_pass``.
+    copies: whether that pass copies such parameters for each example, carried ones as well.
     """
     model, frame, step = given.model, given.frame, given.new_pass()
     while step.batch:
@@ -132,15 +137,15 @@ def run(given: Given, *, passed: PassFunction | None = None, copies: bool = Fals
             break
         except ReadElsewhereError as error:
             carried = {c.name for c in frame.coordinates if c.carried} | set(given.factored)
-            takes = given.parameters.keys() - read - (set() if copies else carried)
-            if not error.names or not set(error.names) <= takes:
+            can_follow = given.parameters.keys() - read - (set() if copies else carried)
+            if not error.names or not set(error.names) <= can_follow:
                 raise
             step = given.new_pass()
             _read[model] = read | set(error.names)
-    zeros = partial(given.like.new_zeros, step.batch)
-    return [
-        zeros(b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)
-    ]
+    values = []
+    for block, value in zip(frame.blocks, step.values, strict=True):
+        values.append(given.like.new_zeros(step.batch, block.kept) if value is None else value)
+    return values
 
 
 def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
@@ -150,11 +155,8 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
     step.ways, step.parameters = prepared.ways, prepared.parameters
     with force_eager():
         step.survey = survey_of(given.model, given.inputs, parameters, prepared.facts.answers)
-    if (
-        step.ways.calls
-        or step.ways.uses
-        or any(None in axes for axes in step.survey.layers.values())
-    ):
+    reads_shared = any(None in axes for axes in step.survey.layers.values())
+    if step.ways.calls or step.ways.uses or reads_shared:
         step.uses = Uses(step=step, starts=step.starts)
     hooked = hook_layers(given.model, step, prepared)
     with force_eager(), rounding(given) as step.storage, hooked, torch.enable_grad():
@@ -167,7 +169,7 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
             batch=step.batch,
             like=given.like,
         )
-        followed = step.uses is not None
+        followed = step.uses is not None  # the end of the context drops them
         step.backward(losses, parameters)
     if followed and step.survey.failure:
         raise UnsupportedLayerError(
@@ -178,7 +180,7 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
 
 
 def rounding(given: Given) -> AbstractContextManager[Any]:
-    """Inside, activations are stored in fewer bits, where the precision says so."""
+    """A context in which activations are stored in fewer bits, if the precision says so."""
     rounds = given.precision.rounds_activations
     return round_activations(given.model, given.inputs) if rounds else nullcontext()
 
@@ -186,30 +188,25 @@ def rounding(given: Given) -> AbstractContextManager[Any]:
 def survey_of(
     model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]
 ) -> Survey:
-    """Where the examples are in what the model's layers and tables read; kept in ``answers``
-    (``model_facts``).
+    """Where the examples are in the inputs of the model's layers and in the reads of its tables.
 
-    Positions of a sequence of length 1 do not show, so that a survey of one does not count for
-    longer ones.
+    answers: of ``model_facts``, where the survey is kept.
+    A dimension of length 1 could be a batch or a sequence, so that surveys are kept apart by which
+    dimensions have length 1.
     """
+    shapes = [t.shape for t in fields_of(inputs).values()]
+    kind = (*parameters, *(tuple(n == 1 for n in shape[1:]) for shape in shapes))
 
-    def copies(scales: tuple[float, ...]) -> Batch:
-        if isinstance(inputs, Tensor):
-            return copies_of(inputs, scales)
-        return {name: copies_of(t, scales) for name, t in inputs.items()}
+    def run_on_copies(scales: tuple[float, ...]) -> Any:
+        return call(model, each(inputs, lambda t: copies_of(t, scales)))
 
-    tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
-    kind = (*parameters, *(tuple(n == 1 for n in t.shape[1:]) for t in tensors))
-    return survey(model, lambda scales: call(model, copies(scales)), kind, answers)
+    return survey(model, run_on_copies, kind, answers)
 
 
 def summable(frame: Frame) -> bool:
-    """Whether the frame's coordinates are the parameters themselves, and none of them is
-    weighted.
-    """
-    return not any(c.carried for c in frame.coordinates) and all(
-        b.weight == 1 for b in frame.blocks
-    )
+    """Whether the frame's coordinates are the parameters themselves, all of weight 1."""
+    carried = any(c.carried for c in frame.coordinates)
+    return not carried and all(b.weight == 1 for b in frame.blocks)
 
 
 def summed_gradient(
@@ -222,15 +219,15 @@ def summed_gradient(
     checked: Checked | None = None,
     precision: Precision = FLOAT32,
 ) -> Float[Tensor, " kept"]:
-    """Kept coordinates of the sum of the examples' gradients: the sum over rows of
-    ``per_example_gradients``.
+    """Kept coordinates of the sum of the examples' gradients.
 
-    Guarantees and errors as ``summed_gradients``.
+    It is the sum over rows of ``per_example_gradients``. Guarantees and errors as
+    ``summed_gradients``.
     """
-    each = summed_gradients(
+    gradients = summed_gradients(
         model, loss_fn, inputs, targets, frame, checked=checked, precision=precision
     )
-    flat = torch.cat([g.flatten() for g in each])
+    flat = torch.cat([g.flatten() for g in gradients])
     return flat if frame.kept == frame.size else flat[frame.indices_on(flat.device)]
 
 
@@ -255,13 +252,11 @@ def summed_gradients(
     batch = batch_size(inputs, targets)
     if not batch:
         return [torch.zeros_like(p, requires_grad=False) for p in parameters]
-    rounds = precision.rounds_activations
-    eager, rounding = (
-        (force_eager(), round_activations(model, inputs))
-        if rounds
-        else (nullcontext(), nullcontext())
-    )
-    with eager, rounding, torch.enable_grad():
+    with ExitStack() as contexts:
+        if precision.rounds_activations:
+            contexts.enter_context(force_eager())
+            contexts.enter_context(round_activations(model, inputs))
+        contexts.enter_context(torch.enable_grad())
         losses = losses_of(
             model, loss_fn, inputs, targets, precision, batch=batch, like=parameters[0]
         )
@@ -273,14 +268,10 @@ def summed_gradients(
 
 def batch_size(inputs: Batch, targets: Batch) -> int:
     """The first dimension that all tensors share. Raises ValueError if they differ in it."""
-    tensors = [
-        t
-        for group in (inputs, targets)
-        for t in ([group] if isinstance(group, Tensor) else group.values())
-    ]
+    tensors = [t for group in (inputs, targets) for t in fields_of(group).values()]
     sizes = {t.shape[0] if t.ndim else None for t in tensors}
     size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
+    if size is None:  # they differ, or have no dimension
         shapes = [tuple(t.shape) for t in tensors]
         raise ValueError(
             f"expected inputs and targets that share their first dimension, the batch, got "
@@ -290,7 +281,10 @@ def batch_size(inputs: Batch, targets: Batch) -> int:
 
 
 def call(model: nn.Module, inputs: Batch) -> Any:
-    """The model's outputs. Inputs are detached: nothing reads a gradient with respect to them."""
+    """The model's outputs.
+
+    Inputs are detached: nothing reads a gradient with respect to them.
+    """
     if isinstance(inputs, Tensor):
         return model(inputs.detach())
     return model(**{name: t.detach() for name, t in inputs.items()})
@@ -308,8 +302,8 @@ def losses_of(
 ) -> Float[Tensor, " batch"]:
     """The loss of each of ``batch`` examples, on the device of ``like``.
 
-    Raises ValueError for losses of another shape than (B,): a mean would scale every gradient by 1
-    / B.
+    Raises ValueError for losses of another shape than (B,): with a mean, every gradient would be
+    divided by B.
     """
     losses: Tensor = precision.losses(partial(call, model, inputs), loss_fn, targets, like)
     if losses.shape != (batch,):

@@ -1,4 +1,4 @@
-"""Replace what has no per-example gradients by what has, and say what was done."""
+"""Replace layers without per-example gradients by layers that have them (``make_supported``)."""
 
 import copy
 from collections.abc import Callable
@@ -12,14 +12,18 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.hooked_pass.supported import check_supported, refusal, trainable
 
-GROUPS, CHANNELS = 32, 4
-"""Most groups of a GroupNorm that replaces a BatchNorm, and fewest channels of a group: with one
-value it gives 0.
-"""
+GROUPS = 32
+"""Groups of a GroupNorm that replaces a BatchNorm, at most."""
+CHANNELS = 4
+"""Channels of a group, at least: a group of one value would be normalized to 0."""
 
 
 class Supported(NamedTuple):
-    """A model, and what was changed, one sentence a change. Printed, it shows the sentences."""
+    """A model with per-example gradients. Printed, it shows the changes.
+
+    model: the copy.
+    changes: a sentence for each change.
+    """
 
     model: nn.Module
     changes: list[str]
@@ -41,17 +45,18 @@ def make_supported(model: nn.Module) -> Supported:
     holder = nn.ModuleDict({"model": copy.deepcopy(model)})
     changes: list[str] = []
     for path, module in list(holder.named_modules(remove_duplicate=False)):
-        shown = path.removeprefix("model").removeprefix(".") or "the model itself"
+        place = path.removeprefix("model").removeprefix(".") or "the model itself"
         for kinds, change in CHANGES:
             replacement = change(module) if isinstance(module, kinds) else None
             if replacement is None:
                 continue
             new, what = replacement
             parent, _, name = path.rpartition(".")
-            setattr(holder.get_submodule(parent), name, new) if parent else holder.update(
-                {name: new}
-            )
-            changes.append(f"{shown} ({type(module).__name__}): {what}")
+            if parent:
+                setattr(holder.get_submodule(parent), name, new)
+            else:
+                holder[name] = new
+            changes.append(f"{place} ({type(module).__name__}): {what}")
     try:
         check_supported(holder["model"])
     except UnsupportedLayerError as error:
@@ -60,6 +65,9 @@ def make_supported(model: nn.Module) -> Supported:
 
 
 Change = tuple[nn.Module, str]
+"""The module that replaces another one, and the words for it. The functions below give None for a
+module that stays as it is.
+"""
 
 
 def group_norm(norm: _BatchNorm) -> Change | None:
@@ -67,17 +75,13 @@ def group_norm(norm: _BatchNorm) -> Change | None:
     if refusal(norm) is None:
         return None
     channels = norm.num_features
-    groups = max(
-        g
-        for g in range(1, GROUPS + 1)
-        if channels % g == 0 and (g == 1 or channels // g >= CHANNELS)
-    )
+    divisors = [g for g in range(1, GROUPS + 1) if channels % g == 0]
+    groups = max(g for g in divisors if g == 1 or channels // g >= CHANNELS)
     like = next(iter([*norm.parameters(), *norm.buffers()]), torch.empty(0))
     new = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine).to(device=like.device)
-    _take_parameters(new, norm)
-    return new.train(
-        norm.training
-    ), f"replaced by GroupNorm({groups}, {channels}), because it mixes the examples of a batch"
+    _copy_parameters(new, norm)
+    what = f"replaced by GroupNorm({groups}, {channels}), because it mixes the examples of a batch"
+    return new.train(norm.training), what
 
 
 def without_statistics(norm: _InstanceNorm) -> Change | None:
@@ -85,36 +89,33 @@ def without_statistics(norm: _InstanceNorm) -> Change | None:
     if not norm.track_running_stats or (not norm.training and not trainable(norm)):
         return None
     new = type(norm)(norm.num_features, eps=norm.eps, affine=norm.affine)
-    _take_parameters(new, norm)
-    return new.train(
-        norm.training
-    ), "running statistics switched off, because they are of the batch"
+    _copy_parameters(new, norm)
+    what = "running statistics switched off, because they are of the batch"
+    return new.train(norm.training), what
 
 
 def without_dropout(module: nn.MultiheadAttention | nn.RNNBase) -> Change | None:
     """The same module with dropout 0."""
     if not module.dropout or not trainable(module):
         return None
-    before, module.dropout = module.dropout, 0.0
-    return (
-        module,
-        f"its own dropout of {before:g} switched off, because backward cannot draw it again",
+    what = (
+        f"its own dropout of {module.dropout:g} switched off, because backward cannot draw it again"
     )
+    module.dropout = 0.0
+    return module, what
 
 
-def plain_embedding(module: nn.Embedding | nn.EmbeddingBag) -> Change | None:
-    """The same embedding without what depends on the batch."""
+def without_batch_options(module: nn.Embedding | nn.EmbeddingBag) -> Change | None:
+    """The same embedding without options that depend on the batch."""
     if module.max_norm is None and not module.scale_grad_by_freq:
         return None
     module.max_norm, module.scale_grad_by_freq = None, False
-    return (
-        module,
-        "max_norm and scale_grad_by_freq switched off, because they depend on the whole batch",
-    )
+    what = "max_norm and scale_grad_by_freq switched off, because they depend on the whole batch"
+    return module, what
 
 
-def _take_parameters(new: nn.Module, old: nn.Module) -> None:
-    """Copies of the parameters: a norm in two places becomes two norms."""
+def _copy_parameters(new: nn.Module, old: nn.Module) -> None:
+    """Give the new module copies of the parameters: a norm in two places becomes two norms."""
     for name, p in old.named_parameters():
         setattr(new, name, nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad))
 
@@ -123,5 +124,6 @@ CHANGES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., Change | None]],
     ((_BatchNorm,), group_norm),
     ((_InstanceNorm,), without_statistics),
     ((nn.MultiheadAttention, nn.RNNBase), without_dropout),
-    ((nn.Embedding, nn.EmbeddingBag), plain_embedding),
+    ((nn.Embedding, nn.EmbeddingBag), without_batch_options),
 )
+"""Types of modules, and the function that replaces them."""

@@ -38,31 +38,32 @@ HEAD_EPOCHS = 40.0
 """Of a linear head on public features: LEAST_UPDATES full batches, which cost it little time."""
 HEAD_LENGTH = 10.0
 """Length of the rows whose head has the learning rate itself."""
-LEAST_UPDATES, FEWEST_UPDATES = 40, 20
-"""Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of
-passes.
-"""
+LEAST_UPDATES = 40
+"""Updates of the rule, at least: fewer lose accuracy at the same number of passes."""
+FEWEST_UPDATES = 20
+"""The same with a given sample rate."""
 FEW_UPDATES = 10
 """Below, the learning rate falls again (``benchmarks.accuracy.few_rounds``)."""
 SCALE = 0.2
 """c: how far the noise alone moves a coordinate over the run."""
 REGRESSION = 0.5
-"""Of c: a squared error has all of the noise in its outputs, where classes are read off by the
-largest one.
+"""Factor of c for regression: a squared error depends on all of the noise in the outputs, a class
+only on which output is the largest.
 """
 PRETRAINED = 0.1
-"""Of c below a new classifier: more destroys what the layers have learnt."""
-RULE_VALUES, MAX_RATE_FACTOR = 5000, 2.0
-"""Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a
-smaller model.
-"""
+"""Factor of c for layers below a new classifier: more destroys what they have learnt."""
+RULE_VALUES = 5000
+"""Trained numbers of a model whose learning rate is the rule's own."""
+MAX_RATE_FACTOR = 2.0
+"""The largest factor of a smaller model."""
 FAN_IN = 64
 """The fan-in whose layer has the learning rate itself."""
 
 
 def auto_schedule(epochs: float, *, local_steps: int = 1) -> tuple[int, float]:
-    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 40 or
-    more.
+    """Rounds T and sample rate q of a step for ``epochs`` expected passes.
+
+    T is 40 or more.
     """
     rounds = max(LEAST_UPDATES, math.ceil(epochs / local_steps))
     return rounds, min(1.0, epochs / (local_steps * rounds))
@@ -83,13 +84,17 @@ def auto_server(
     new_head: bool = True,
     row_length: float | None = None,
 ) -> Mapping[str, Any]:
-    """Settings of ``ServerOptimizer`` for T = ``updates``; ``size``: the model's ``size_factor``;
-    ``row_length``: of the inputs of a linear head on features, which has no other factor.
+    """Settings of ``ServerOptimizer`` for T = ``updates`` server updates.
 
-    Layers differ in rate, and size counts, where all updates are ``dense``: other methods were
-    measured without either.
+    dense: whether all updates are. Only then layers differ in rate, and size counts: other methods
+        were measured without either.
+    size: the model's ``size_factor``.
+    regression: whether targets are numbers.
+    pretrained: whether the layers are, except a new classifier if ``new_head``.
+    row_length: of the inputs of a linear head on features, which has no other factor; None for
+        another model.
     """
-    # to move by all of c in few updates takes steps at which no network learns
+    # with few updates, moving by all of c would take steps at which no network learns
     rate = SCALE * min(1 / math.sqrt(updates), math.sqrt(updates) / FEW_UPDATES)
     rate *= REGRESSION if regression else 1.0
     dense = dense and row_length is None
@@ -97,9 +102,9 @@ def auto_server(
         rate *= HEAD_LENGTH / row_length
     elif dense and not pretrained:
         rate *= min(1.0, size) if regression else size
-    head_rate = (
-        {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
-    )
+    head_rate = {}
+    if pretrained and new_head:
+        head_rate["classifier_learning_rate"] = float(f"{rate:.4g}")
     return {
         "optimizer": "adam",
         "optimizer_options": "betas=0.5 0.99",

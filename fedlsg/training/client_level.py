@@ -1,5 +1,4 @@
-"""Client-level privacy (DP-FedAvg): the unit is a client with all of its data, and its whole update
-is clipped.
+"""Client-level privacy (DP-FedAvg): the unit is a client, whose whole update is clipped.
 
     client    local training without clip -> mean update -> clip (McMahan et al. 2018, Alg. 1)
     server    clipped updates of a Poisson sample of clients -> sum -> noise
@@ -50,8 +49,12 @@ COUNT_SENSITIVITY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    """``quantile``: gamma. ``rate``: eta. ``count_noise``: sigma_b, in clients.
-    ``expected_clients``: m.
+    """A clip norm that follows a quantile; symbols of the module docstring.
+
+    quantile: gamma.
+    rate: eta.
+    count_noise: sigma_b, in clients.
+    expected_clients: m.
     """
 
     quantile: float
@@ -81,8 +84,10 @@ class AdaptiveClip:
         return float(rest**-0.5) * (1 + 1e-12)
 
     def next_norm(self, clip_norm: float, within: int, clients: int, noise: SecretStream) -> float:
-        """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both
-        are secret.
+        """C_{t+1}, from the noisy count of clients within the clip.
+
+        within: clients of the round with a norm of at most ``clip_norm``.
+        clients: all clients of the round. Both are secret.
         """
         centred = torch.tensor([within - COUNT_SENSITIVITY * clients], dtype=torch.float64)
         count = float(gaussian(centred, self.count_noise, noise))
@@ -95,10 +100,11 @@ class AdaptiveClip:
 class ServerNoise:
     """What a server needs to add the noise of client-level privacy.
 
-    ``ledger``: of ``SERVER``, for all clients.
-    ``budget``: (epsilon, delta) that it must not pass, None without one.
-    ``stream``: secret draws by purpose and round.
-    ``reproducible``: they come from the seed, NOT PRIVATE.
+    ledger: of ``SERVER``, for all clients.
+    budget: (epsilon, delta) that the ledger must not exceed; None without one.
+    stream: gives a secret stream by purpose and round.
+    adaptive: of the clip norm; None for a fixed one.
+    reproducible: whether the streams come from the run's seed: NOT PRIVATE.
     """
 
     ledger: ClientCharges | Ledger
@@ -121,12 +127,11 @@ def client_update(
     train: Callable[..., Tensor] = client_step,
     **given: Any,
 ) -> Float64[Tensor, " kept"]:
-    """K plain local steps, the clip of the update as a whole, and the client's noise: a private
-    payload.
+    """A private payload: K plain local steps, the clip of the update as a whole, and noise.
 
-    ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here.
-    ``add`` takes the place of ``add_noise``: noise on a grid, under a secure sum.
-    ``train``: the plain local steps, whose result is clipped whatever it is.
+    add: replaces ``add_noise``: noise on a grid, under a secure sum.
+    train: the plain local steps, whose result is clipped whatever it is.
+    given: the other arguments of ``client_step``, whose guarantees on the charge hold here.
     """
     plain = replace(mechanism, kind="none")
     values = train(
@@ -141,12 +146,13 @@ def client_update(
 def clipped_update(
     values: Float[Tensor, " kept"], *, frame: Frame, mechanism: Mechanism, expected_batch: float
 ) -> Float64[Tensor, " kept"]:
-    """v / B, clipped to C in L2 as a whole, or block by block: its norm is at most
-    ``mechanism.sensitivity``.
+    """v / B, clipped to C in L2 as a whole, or block by block.
 
-    ``values``: v, of plain local training: any function of this client's data, the public state and
-    fresh draws. An update that is not finite gives zeros. ``expected_batch``: B, a public constant
-    that depends on no data.
+    Guarantee: its norm is at most ``mechanism.sensitivity``. An update that is not finite gives
+    zeros.
+    values: v, of plain local training: any function of this client's data, the public state and
+        fresh draws.
+    expected_batch: B, a public constant that depends on no data.
     """
     update = values / expected_batch
     blocks = [part.unsqueeze(0) for part in update.split([block.kept for block in frame.blocks])]
@@ -175,19 +181,19 @@ def release_round(
     noise: SecretStream,
     adaptive: AdaptiveClip | None = None,
 ) -> tuple[Float64[Tensor, " kept"], float]:
-    """The sum of the clipped updates plus N(0, (sigma C)^2) on every coordinate, and the clip norm
-    of the next round.
+    """The noisy sum of the clipped updates, and the clip norm of the next round.
 
-    ``updates``: what arrived, in client order, as ``clipped_update`` takes it.
-    ``mechanism.noise_multiplier``: z, of all that is returned. With ``adaptive`` the sum gets
+    The noise is N(0, (sigma C)^2) on every coordinate.
+    updates: as received, in client order; v of ``clipped_update``.
+    mechanism: its noise multiplier is z, of all that is returned. With ``adaptive`` the sum gets
         z_sum.
-
     Guarantee: one client moves the sum by at most ``mechanism.sensitivity`` in L2. The clip is
     here, on what was received: a codec may have rounded an update to a larger norm, and no client
-    needs to be believed. No update at all is a sum as well, of noise alone: to skip it would show
-    that nobody took part.
+    has to be trusted. Without any update the sum is noise alone: leaving it out would show that
+    nobody took part.
     """
-    total, within = torch.zeros(frame.kept, dtype=torch.float64), 0
+    total = torch.zeros(frame.kept, dtype=torch.float64)
+    within = 0
     for received in updates:
         values = received.cpu()
         total += clipped_update(

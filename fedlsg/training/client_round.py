@@ -1,5 +1,4 @@
-"""A client's part of a round: batch, per-example gradients, mask, clip, sum, noise; K steps in one
-frame.
+"""A client's part of a round: K steps in one frame, each with batch, clip, sum and noise.
 
 Local steps without clip, noise or mask (``plain_steps``) form no flat vector before the last step.
 """
@@ -63,7 +62,7 @@ from fedlsg.training.persons import Persons
 
 Update = Float[Tensor, " kept"]
 AddNoise = Callable[[Tensor, Mechanism, SecretStream], Tensor]
-"""A clipped sum -> what leaves of it."""
+"""(clipped sum, mechanism, stream) -> the sum with noise, as it is sent."""
 
 __all__ = [
     "Batch",
@@ -94,24 +93,25 @@ def client_step(
     persons: Persons | None = None,
     gradients: ExampleGradients = BACKWARD,
 ) -> Update:
-    """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept
-    coordinates only.
+    """The accumulated noisy sum of clipped per-example gradients over K local steps in one frame.
 
-    Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13), or the next one of the
-    ``sampler`` under ``local.shuffled``. ``charge`` is called once, before the first batch: it
-    writes the ledger for all K steps, or raises to forbid them. A step that fails later stays
-    charged, because the failure may depend on the batch. The model comes back unchanged. A
-    ``sampler`` that is ``Drawn`` was charged: its batch was drawn, and may have been summed, in one
-    pass with other clients' (``one_pass``). ``groups`` says which positions may share a microbatch.
-    The group of an example, and what ``batch`` makes of it, must depend on that example alone.
-    ``scale`` multiplies the gradients before the clip: weights give saliencies.
-    ``checked``: the result of ``check`` for this model and frame, which many clients share. ``add``
-    takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as
-    they are. It gets the sum in float64.
-    ``persons``: batches draw persons, and the gradient of a person is clipped, whatever the number
-    of its rows; ``num_examples`` and the expected batch are then of persons, and ``batch`` and
-    ``groups`` get positions of rows as ever.
-    ``gradients``: where the gradients of single rows come from.
+    Kept coordinates only. Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13), or
+    the next batch of the ``sampler`` under ``local.shuffled``. The model is left unchanged.
+    sampler: of the batches. A batch that is ``Drawn`` was charged and drawn before, and may have
+        been summed in one pass with other clients' (``one_pass``).
+    charge: is called once, before the first batch: it writes the ledger for all K steps, or raises
+        to forbid them. A step that fails later stays charged, because the failure may depend on the
+        batch.
+    groups: which positions may share a microbatch. The group of an example, and what ``batch``
+        makes of it, must depend on that example alone.
+    scale: factors of the gradients before the clip; weights as factors give saliencies.
+    checked: the result of ``check`` for this model and frame, which many clients share.
+    add: replaces ``add_noise`` for a single step: noise on a grid, whose integers are returned as
+        they are. It gets the sum in float64.
+    persons: batches draw persons, and the gradient of a person is clipped, whatever the number of
+        its rows. ``num_examples`` and the expected batch then count persons; ``batch`` and
+        ``groups`` still get positions of rows.
+    gradients: computes the gradients of single rows.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
@@ -161,8 +161,10 @@ def check_persons(
 def draws_of(
     local: LocalTraining, num_examples: int, sampler: SecretStream | ShuffledBatches | Drawn
 ) -> BernoulliDraws | ShuffledBatches | Drawn:
-    """What gives the batches. Raises ValueError unless it is what ``local`` says, which the ledger
-    is charged for.
+    """The draws of the batches, from a sampler.
+
+    Raises ValueError unless the sampler is of the kind that ``local`` declares: the ledger is
+    charged for that.
     """
     if isinstance(sampler, Drawn):
         if local.steps != 1:
@@ -186,9 +188,7 @@ def draws_of(
 
 
 def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
-    """Whether the result is the plain sum of all gradients, of parameters whose memory is in the
-    order of sending.
-    """
+    """Whether the result is the plain sum of all gradients, in the memory order of sending."""
     if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
         return False
     alike = all(
@@ -198,12 +198,12 @@ def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool
 
 
 def _noisy_steps(x: StepInputs, noise: SecretStream) -> Update:
-    """A_K = sum_k v_k of noisy sums s_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1): -lr times its Eq. 3
-    changes W locally.
+    """A_K = sum_k v_k of noisy sums s_k, with v_k = m v_(k-1) + s_k - lr mu A_(k-1).
 
-    The gradient of FedProx's mu/2 |W - W_t|^2 is mu (W - W_t), which is -lr mu times the lift of
-    A_(k-1) as the lift is linear: it is made from noisy values, in their coordinates, and reads no
-    example.
+    m is the momentum. After a step W moves by -lr / (q_k N_k) times the lift (Eq. 3) of v_k. The
+    gradient of FedProx's mu/2 |W - W_t|^2 is mu (W - W_t), which is -lr mu times the lift of
+    A_(k-1), because the lift is linear. It is made from noisy values, in their coordinates, and
+    reads no example.
     """
     local, parameters = x.local, x.parameters
     dtype = reduce(torch.promote_types, {p.dtype for p in parameters.values()}, torch.float32)
@@ -230,8 +230,9 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Update:
 
 
 def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
-    """The sum over a batch; in float64 if ``wide``, or for several microbatches, or more than
-    NARROW_SUM examples.
+    """The sum of clipped gradients over the next batch.
+
+    In float64 if ``wide``, for several microbatches, and for more than ``NARROW_SUM`` examples.
     """
     if isinstance(x.draws, Drawn) and x.draws.total is not None:
         return x.draws.total
@@ -239,11 +240,12 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
         return _sum_of_persons(x, x.persons)
     total: Tensor | None = None
     shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
-    batch, shuffled = next_batch(x), 0
+    batch = next_batch(x)
+    shuffled = 0  # rows of a microbatch in random order, at most; 0: no random order
     on_cpu = all(p.device.type == "cpu" for p in x.parameters.values())
     if x.mechanism.clips and not on_cpu and isinstance(x.draws, BernoulliDraws):
         batch, shuffled = batch[permutation(len(batch), x.draws.stream)], shape.size
-    # rows that a user's groups sort are in no random order, which the sums on a GPU rest on
+    # sums on a GPU rest on a random order of rows, which a user's groups must not sort
     runs = runs_of(batch, x.groups, shape, in_order=shuffled > 0)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
@@ -278,27 +280,30 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
 def _batches_of(
     x: StepInputs, runs: Sequence[tuple[int, Positions]], size: int
 ) -> Generator[tuple[int, int, Inputs, Inputs], None, None]:
-    """Of each run its group, its number of rows, inputs and targets.
+    """The group, the number of rows, inputs and targets of each run.
 
-    Runs of at most ``size`` rows together are made before the first of their passes, so that these
-    follow each other without a break: rows of many shapes take many small passes. Each is copied
-    before the next one is made: a function may fill one buffer for all of them.
+    Runs of at most ``size`` rows together are made before the first of their passes, so that the
+    passes follow each other without a break: rows of many shapes take many small passes. Each run
+    is copied before the next one is made, because a user's function may fill one buffer for all of
+    them.
     """
-    left = deque(runs)
-    while left:
-        part = [left.popleft()]
-        while left and sum(len(micro) for _, micro in part) + len(left[0][1]) <= size:
-            part.append(left.popleft())
-        if len(part) == 1:
-            made = [x.batch(part[0][1])]
+    waiting = deque(runs)
+    while waiting:
+        next_runs = [waiting.popleft()]
+        rows = len(next_runs[0][1])
+        while waiting and rows + len(waiting[0][1]) <= size:
+            rows += len(waiting[0][1])
+            next_runs.append(waiting.popleft())
+        if len(next_runs) == 1:
+            batches = [x.batch(next_runs[0][1])]
         else:
-            made = [
+            batches = [
                 (each(inputs, torch.clone), each(targets, torch.clone))
-                for inputs, targets in (x.batch(micro) for _, micro in part)
+                for inputs, targets in (x.batch(run) for _, run in next_runs)
             ]
         with uninterrupted():
-            for (group, micro), (inputs, targets) in zip(part, made, strict=True):
-                yield group, len(micro), inputs, targets
+            for (group, run), (inputs, targets) in zip(next_runs, batches, strict=True):
+                yield group, len(run), inputs, targets
 
 
 def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:
@@ -313,12 +318,12 @@ def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:
     total = torch.zeros(x.frame.kept, dtype=torch.float64, device=device)
     with same_weights(x.frame):
         for microbatch in next_batch(x).split(size):
-            each = [
+            gradients = [
                 _gradient_of_person(x, persons, rows, size)
                 for rows in persons.rows_of(microbatch, x.draws.stream)
             ]
-            if each:
-                stacked = [torch.stack(block) for block in zip(*each, strict=True)]
+            if gradients:
+                stacked = [torch.stack(block) for block in zip(*gradients, strict=True)]
                 units = scaled(per_unit(stacked, x.frame, 1), x.scale)
                 total += clipped_sum(units, x.mechanism, wide=True)
     return total
@@ -331,18 +336,16 @@ def _gradient_of_person(
 
     Nobody else is in its passes, so that no bit of it depends on other persons.
     """
-    sums: list[Tensor] = []
-    for _, micro in runs_of(rows, x.groups, Shape(size=size)):
-        gradients = row_gradients(x, *x.batch(micro), max(len(micro), MIN_MICROBATCH_ROWS))
-        summed = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-        sums = (
-            summed if not sums else [total.add_(g) for total, g in zip(sums, summed, strict=True)]
-        )
-    return sums if persons.gradient == "sum" else [total / len(rows) for total in sums]
+    totals: list[Tensor] = []
+    for _, run in runs_of(rows, x.groups, Shape(size=size)):
+        gradients = row_gradients(x, *x.batch(run), max(len(run), MIN_MICROBATCH_ROWS))
+        sums = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        totals = [a.add_(b) for a, b in zip(totals, sums, strict=True)] if totals else sums
+    return totals if persons.gradient == "sum" else [total / len(rows) for total in totals]
 
 
 def next_batch(x: StepInputs) -> Positions:
-    """The positions of the next batch: drawn now, or before."""
+    """The positions of the next batch, which are drawn now unless they were drawn before."""
     if isinstance(x.draws, Drawn):
         return x.draws.positions
     if isinstance(x.draws, ShuffledBatches):
@@ -353,8 +356,9 @@ def next_batch(x: StepInputs) -> Positions:
 def units_of(
     x: StepInputs, inputs: Inputs, targets: Inputs, rows: int
 ) -> Sequence[Tensor | GhostGradients]:
-    """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for
-    its pass.
+    """What is clipped for each example of a microbatch.
+
+    rows: examples of the pass; copies fill the microbatch up.
     """
     blocks = x.gradients.blocks if allows_ghost_clipping(x.frame) else None
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
@@ -377,7 +381,8 @@ def row_gradients(
 def _of_pass(
     gradients: Callable[..., Any], x: StepInputs, inputs: Inputs, targets: Inputs, rows: int
 ) -> Any:
-    # there each example is alone, and no shape of a pass tells of others
+    """The result of ``gradients`` for a microbatch that is filled up to ``rows``."""
+    # at "rows" each example is alone, and the shape of a pass depends on no other example
     if x.local.isolation != "rows":
         inputs, targets = fill(inputs, rows), fill(targets, rows)
     return gradients(
@@ -400,8 +405,9 @@ def scaled(
 
 
 def allows_ghost_clipping(frame: Frame) -> bool:
-    """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in
-    the clip.
+    """Whether no block has a weight of its own in the clip.
+
+    Then ghost clipping and any memory order are allowed.
     """
     return frame.part_norm is None and all(b.weight == 1 for b in frame.blocks)
 
@@ -409,8 +415,9 @@ def allows_ghost_clipping(frame: Frame) -> bool:
 def per_unit(
     gradients: Sequence[Float[Tensor, "copies kept"]], frame: Frame, multiplicity: int
 ) -> list[Float[Tensor, "batch kept"]]:
-    """What is clipped for one example: the mean over its copies, times the block's weight, each
-    part to its norm.
+    """What is clipped for one example, block by block.
+
+    The mean over its copies, times the block's weight, each part clipped to its own norm.
     """
     mean = mean_of_copies(gradients, multiplicity)
     return clip_parts(
@@ -433,8 +440,9 @@ Gradients = list[Tensor]
 
 
 def plain_steps(x: StepInputs) -> Update:
-    """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model
-    comes back unchanged.
+    """The result of ``client_step`` where ``unprotected``, bit for bit.
+
+    The steps were charged. The model is left unchanged.
     """
     owned: list[Tensor] = list(x.parameters.values())
     start = [p.detach().clone() for p in owned] if x.local.steps > 1 else []
@@ -447,8 +455,9 @@ def plain_steps(x: StepInputs) -> Update:
 
 
 def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Update:
-    """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / (q_k N_k) times v_k
-    after each step but the last.
+    """A_K = sum_k v_k, with v_k = m v_(k-1) + s_k - lr mu A_(k-1).
+
+    W moves by -lr / (q_k N_k) times v_k after each step but the last.
     """
     velocity = gradients()
     with torch.no_grad():
@@ -473,14 +482,15 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
 
 
 def _batch_gradients(x: StepInputs) -> Gradients:
-    """Sum over a batch, microbatch by microbatch; in float64 where there are several."""
-    local, total = x.local, None
+    """The sum of gradients over the next batch; in float64 if there are several microbatches."""
+    local = x.local
+    total: Gradients | None = None
     runs = runs_of(next_batch(x), x.groups, shape_of(local, x.parameters.values()))
-    for _, micro in runs:
+    for _, run in runs:
         part = summed_gradients(
             x.model,
             x.loss_fn,
-            *x.batch(micro),
+            *x.batch(run),
             x.frame,
             checked=x.parameters,
             precision=local.precision,

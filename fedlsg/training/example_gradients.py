@@ -1,4 +1,4 @@
-"""Where the steps of a client get the gradients of a microbatch's rows from."""
+"""The functions that give a client's steps the gradients of a microbatch's rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,3 +25,4 @@ class ExampleGradients:
 
 
 BACKWARD = ExampleGradients()
+"""Gradients by a backward pass."""

@@ -1,5 +1,4 @@
-"""What a client does between two messages: how many steps, on which batches, in which precision and
-microbatches.
+"""The settings and inputs of a client's local training, and the shapes of its microbatches.
 
 No example's gradient may depend on which examples of a batch share a pass, and in which shape. The
 shape of a matrix product selects its kernel, and the kernel decides how each row is rounded. So
@@ -62,20 +61,24 @@ class LocalTraining:
     Only optimizers that are linear in the gradient are offered: the accumulated carriers then carry
     the local change of W exactly.
 
-    ``learning_rate``: it matters from the second local step on.
-    ``expected_batch``: B = q N with the declared mean N of all clients.
-    ``own_batch``: q_k N_k of one client, B where None. It divides the client's local steps. Neither
-        batch is ever a realised size.
-    ``multiplicity``: a batch function gives so many augmented copies of each example, one after the
-        other, whose gradients are averaged before the clip (De et al. 2022): the unit stays the
+    steps: K, local steps in a round.
+    sample_rate: q, the Poisson rate of a batch.
+    learning_rate: of local steps; it matters from the second one on.
+    momentum: of local steps.
+    expected_batch: B = q N with the declared mean N of all clients.
+    own_batch: q_k N_k of one client, which divides its local steps; None: B. Neither batch is ever
+        a realised size.
+    microbatch_size: rows of one pass, at most.
+    multiplicity: augmented copies of each example, which a batch function gives one after the
+        other. Their gradients are averaged before the clip (De et al. 2022): the unit stays the
         example.
-    ``proximal``: mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss
+    precision: of passes.
+    one_shape: whether every microbatch has one public number of rows, whatever the weights are.
+    proximal: mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss
         + mu/2 |W - W_t|^2.
-    ``precision``: the precision.
-    ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of
+    shuffled: the size of shuffled batches, which divides the steps; 0: Poisson batches of
         ``sample_rate``.
-    ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
-    ``isolation``: the level at which passes run the code of users (``gradients.isolation``).
+    isolation: the level at which passes run the code of users (``gradients.isolation``).
     """
 
     steps: Count = 1
@@ -109,17 +112,17 @@ class LocalTraining:
 
     @property
     def pull(self) -> float:
-        """How much of W - W_t the proximal term takes off in a step: lr mu."""
+        """lr mu: the part of W - W_t that the proximal term removes in a step."""
         return self.learning_rate * self.proximal
 
     @property
     def batch(self) -> float:
-        """What divides the client's local steps: q_k N_k."""
+        """q_k N_k, which divides the client's local steps."""
         return self.expected_batch if self.own_batch is None else self.own_batch
 
     @property
     def step_rate(self) -> float:
-        """How far a local step goes along the sum of its batch: lr / (q_k N_k)."""
+        """lr / (q_k N_k): the factor of a batch's sum in a local step."""
         return self.learning_rate / self.batch
 
     def of_client(self, sample_rate: float, num_examples: int) -> "LocalTraining":
@@ -132,14 +135,16 @@ class LocalTraining:
         return replace(self, sample_rate=sample_rate)
 
     def single(self) -> "LocalTraining":
-        """One step of it, without momentum and proximal term."""
+        """The same with one step, without momentum and proximal term."""
         return replace(self, steps=1, momentum=0.0, proximal=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """A batch that was drawn, after its charge; ``total``: its clipped sum, None if it is still to
-    be computed.
+    """A batch that was drawn, after its charge.
+
+    positions: of the batch.
+    total: its clipped sum; None if it is still to be computed.
     """
 
     positions: Positions
@@ -150,10 +155,11 @@ class Drawn:
 class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
-    ``parameters``: those of the model, checked against the frame.
-    ``draws``: they decide which examples join which batch, by chance or as they come.
-    ``persons``: who is drawn and clipped in place of examples; ``num_examples`` counts them.
-    ``gradients``: where the gradients of rows come from.
+    Those that are not here are described there.
+    draws: decide which examples join which batch.
+    parameters: those of the model, checked against the frame.
+    persons: who is drawn and clipped in place of examples; ``num_examples`` counts them.
+    gradients: computes the gradients of rows.
     """
 
     model: nn.Module
@@ -172,27 +178,25 @@ class StepInputs:
 
 
 def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
-    """a_1 to a_K: how often a step counts in what is sent, if it is the last of K, the last but
-    one, ..., the first.
+    """a_1 to a_K: the factor in the sent sum of the last step, of the last but one, ..., the first.
 
     The response of the local recursion (``client_step``) to one sum: v_1 = a_1 = 1, v_k = momentum
     v_(k-1) - pull a_(k-1), a_k = a_(k-1) + v_k. Without a pull a_k = (1 - momentum^k) / (1 -
-    momentum).
+    momentum). pull: ``LocalTraining.pull``.
     """
     if not pull:
         return [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
-    factors, velocity = [1.0], 1.0
-    while len(factors) < steps:
-        velocity = momentum * velocity - pull * factors[-1]
-        factors.append(factors[-1] + velocity)
-    return factors
+    a, velocity = [1.0], 1.0
+    while len(a) < steps:
+        velocity = momentum * velocity - pull * a[-1]
+        a.append(a[-1] + velocity)
+    return a
 
 
 def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float = 0.0) -> float:
-    """Deviation of a coordinate's noise after K local steps: the noise of each counts as often as
-    the step, ``gains``.
+    """Deviation of a coordinate's noise after K local steps.
 
-    ``pull``: ``LocalTraining.pull``.
+    The noise of each step has the factor of the step (``gains``). pull: ``LocalTraining.pull``.
     """
     return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains(steps, momentum, pull)))
 
@@ -200,53 +204,54 @@ def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float
 def norm_bound(
     mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining
 ) -> float:
-    """An L2 norm that an honest payload exceeds with negligible probability: N sensitivities a
-    step, and the noise.
+    """An L2 norm that an honest payload exceeds with negligible probability.
+
+    (N sensitivities + sigma C (sqrt(kept) + 10)) times the sum of the steps' factors (``gains``),
+    and 1 % for rounding. The norm of kept normal numbers is above sqrt(kept) + 10 with probability
+    e^-50 at most. Infinite without a clip.
     """
     if not mechanism.clips:
         return math.inf
     signal = num_examples * mechanism.sensitivity(len(frame.blocks))
-    tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
-    counted = local.steps / (1 - local.momentum)
+    noise = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
+    factors = local.steps / (1 - local.momentum)  # no less than the sum of gains without a pull
     if local.pull:
-        counted = math.fsum(map(abs, gains(local.steps, local.momentum, local.pull)))
-    return 1.01 * (signal + tail) * counted + norm_of_factors(frame)
+        factors = math.fsum(map(abs, gains(local.steps, local.momentum, local.pull)))
+    return 1.01 * (signal + noise) * factors + norm_of_factors(frame)
 
 
 FLOAT32_BYTES = 4
 """Bytes of a float32 number."""
 MIN_MICROBATCH_ROWS = 2
-"""Rows that a microbatch has at least, where it may have more than one."""
+"""Rows of a microbatch, at least, if it may have more than one: a single row has another kernel."""
 ROWS_ON_CPU = 8
-"""In fewer bits, multiples of so many rows are rounded alike by the kernels for processors,
-whatever their number, and in float32 whatever a row's place among them (measured in
-docs/results/sensitivity.md); a single row takes another kernel."""
+"""Kernels for processors round multiples of so many rows alike: in fewer bits whatever their
+number, in float32 whatever a row's place among them (measured in docs/results/sensitivity.md).
+"""
 
 
 def together(positions: Positions) -> Sequence[Positions]:
-    """One group: examples that are alike in shape."""
+    """The positions as one group, for examples of equal shape."""
     return [positions]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A microbatch has at most ``size`` examples, and is filled up to a multiple of ``multiple``.
-    Both are public.
+    """The rows of microbatches. Both numbers are public.
+
+    size: examples of a microbatch, at most.
+    multiple: a microbatch is filled up to a multiple of it.
     """
 
     size: int
     multiple: int = 1
 
     def rows(self, count: int) -> int:
-        """Rows of a microbatch of ``count`` examples, none of an empty one."""
-        return (
-            min(
-                self.size,
-                max(math.ceil(count / self.multiple) * self.multiple, MIN_MICROBATCH_ROWS),
-            )
-            if count
-            else 0
-        )
+        """Rows of a microbatch of ``count`` examples; 0 for an empty one."""
+        if not count:
+            return 0
+        filled = math.ceil(count / self.multiple) * self.multiple
+        return min(self.size, max(filled, MIN_MICROBATCH_ROWS))
 
 
 def shape_of(
@@ -254,13 +259,17 @@ def shape_of(
 ) -> Shape:
     """The shape that every microbatch of a run has.
 
-    float32 on a processor: as many rows as there are examples, MIN_MICROBATCH_ROWS for a single
-    one. In fewer bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ
-    more, and under ``one_shape``: one number of rows always, the microbatch size or, where that is
-    less, what a batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where
-    a row leaves, all later ones move up by one place. ``one_shape``: that of the frame.
+    one_shape: of the frame.
+        float32 on a processor       as many rows as examples, but ``MIN_MICROBATCH_ROWS`` for one
+        fewer bits on a processor    a multiple of ``ROWS_ON_CPU``
+        other devices, one_shape     always one number of rows: the microbatch size, or the batch
+                                     size that is hardly ever exceeded (6 deviations above the
+                                     mean), if that is less. On a processor the next multiple of
+                                     ``ROWS_ON_CPU``, because all later rows move up by one place
+                                     if a row leaves
     """
-    weights, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
+    weights = list(parameters)
+    size = max(1, local.microbatch_size // local.multiplicity)
     on_cpu = all(p.device.type == "cpu" for p in weights)
     if one_shape or local.one_shape or not on_cpu:
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
@@ -279,34 +288,32 @@ def shape_of(
 def runs_of(
     batch: Positions, groups: Groups, shape: Shape, *, in_order: bool = False
 ) -> list[tuple[int, Positions]]:
-    """The batch in microbatches, each with the number of its group; an empty batch is one empty
-    run. ``in_order``: each group in the order of the batch, however ``groups`` sorts it.
+    """The microbatches (runs) of a batch, each with the number of its group.
 
-    Raises ValueError where the groups do not hold exactly the batch's positions.
+    An empty batch is one empty run. in_order: whether each group is in the order of the batch,
+    however ``groups`` sorts it.
+    Raises ValueError if the groups do not hold exactly the batch's positions.
     """
-    filled = [group for group in groups(batch) if len(group)]
-    whole = len(filled) == 1 and filled[0] is batch
-    if not whole and not torch.equal(
-        torch.cat([batch[:0], *filled]).sort().values, batch.sort().values
+    parts = [group for group in groups(batch) if len(group)]
+    is_whole = len(parts) == 1 and parts[0] is batch
+    if not is_whole and not torch.equal(
+        torch.cat([batch[:0], *parts]).sort().values, batch.sort().values
     ):
         raise ValueError(
             "expected groups that hold every position of the batch once; return each in one group"
         )
-    if in_order and not whole:
-        filled = [batch[torch.isin(batch, group)] for group in filled]
-    numbered = enumerate(filled or [batch])
-    return [
-        (number, run)
-        for number, group in numbered
-        for run in (group.split(shape.size) if len(group) else [group])
-    ]
+    if in_order and not is_whole:
+        parts = [batch[torch.isin(batch, group)] for group in parts]
+    if not parts:
+        return [(0, batch)]
+    return [(number, run) for number, group in enumerate(parts) for run in group.split(shape.size)]
 
 
 def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -> None:
-    """Raise ValueError where a group's microbatches differ in shape: one example's length would
-    change the others.
+    """Raise ValueError if a group's microbatches differ in shape.
 
-    The message does not contain the shapes, which are private.
+    One example's length would change the rounding of others. seen: shapes of each group so far. The
+    message does not contain the shapes, which are private.
     """
     shapes = [t.shape[1:] for t in fields_of(inputs).values()]
     if seen.setdefault(group, shapes) != shapes:
@@ -322,27 +329,20 @@ def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -
 
 
 def fill(batch: Inputs, rows: int) -> Inputs:
-    """Inputs or targets with the first row copied behind the last until there are ``rows``."""
-    filled: Inputs = each(batch, lambda t: _filled(t, rows))
+    """Inputs or targets with copies of the first row after the last, so that there are ``rows``."""
+
+    def fill_tensor(t: Tensor) -> Tensor:
+        missing = rows - len(t)
+        return t if missing <= 0 else torch.cat([t, t[:1].expand(missing, *t.shape[1:])])
+
+    filled: Inputs = each(batch, fill_tensor)
     return filled
-
-
-def _filled(tensor: Tensor, rows: int) -> Tensor:
-    missing = rows - len(tensor)
-    return (
-        tensor
-        if missing <= 0
-        else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-    )
 
 
 def without_filling(
     gradients: Sequence[Tensor | GhostGradients], rows: int
 ) -> list[Tensor | GhostGradients]:
     """The gradients of the first ``rows`` rows: those of examples."""
-    filled = bool(gradients) and gradients[0].shape[0] != rows
-    return (
-        [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients]
-        if filled
-        else [*gradients]
-    )
+    if not gradients or gradients[0].shape[0] == rows:
+        return [*gradients]
+    return [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients]

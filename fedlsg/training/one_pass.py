@@ -1,10 +1,8 @@
-"""The clipped sums of several clients in one pass through the model, whose weights and frame they
-share.
+"""The clipped sums of several clients with the same weights and frame, in one pass.
 
-The step of a small client is mostly Python; in one pass this is paid once for all of them. Each
-    client has a slot:
-    slot     as many rows as its batch hardly ever exceeds, from public numbers alone. Rows that are
-             missing are copies
+The step of a small client is mostly Python; in one pass this is paid once for all of them.
+    slot     the rows of a client: as many as its batch hardly ever exceeds, from public numbers
+             alone. Copies fill it up
     pass     the slots one after the other, filled up to a multiple of ROWS_ON_CPU: its shape is
              public
     alone    a batch that is larger than its slot, or that cannot be computed, is left to the
@@ -20,13 +18,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy.clip import clipped_sums
+from fedlsg.tensors import each
 from fedlsg.training.client_round import clipped_batch_sum, units_of
 from fedlsg.training.local_training import (
     ROWS_ON_CPU,
@@ -39,8 +37,8 @@ from fedlsg.training.local_training import (
 from fedlsg.user_code.failure import without_exit
 
 DEVIATIONS = 2.0
-"""How far above its mean a batch may be to fit its slot: one in forty is larger, and rows that are
-empty cost time.
+"""Deviations above its mean up to which a batch fits its slot. One batch in forty is larger; larger
+slots would cost time for empty rows.
 """
 
 
@@ -55,11 +53,10 @@ def slot_of(local: LocalTraining, num_examples: int) -> int:
 
 
 def can_share(x: StepInputs) -> bool:
-    """Whether a client's step can be part of a pass: one clipped step, in a type whose rows have no
-    shape of their own.
+    """Whether a client's step can be part of a pass with other clients.
 
-    In fewer bits, on other devices and under ``one_shape`` every microbatch has one shape for the
-    whole run.
+    It must be one clipped step, in a type whose rows have no shape of their own: in fewer bits, on
+        other devices and under ``one_shape`` every microbatch has one shape for the whole run.
     """
     shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
     return (
@@ -75,17 +72,15 @@ def can_share(x: StepInputs) -> bool:
 def sums_in_one_pass(steps: Sequence[StepInputs], slots: Sequence[int]) -> list[Drawn]:
     """For each client its drawn batch, with the clipped sum if it was in the pass.
 
-    ``steps`` have ``Drawn`` draws, and differ in these, in ``batch``, and in what a clipped sum
-    does not depend on. If the pass fails, those who fail on their own are left out of the next one,
-    so that nobody else's bits change. Raises what that one raises.
+    steps: with ``Drawn`` draws; they differ in these, in ``batch``, and in what a clipped sum does
+        not depend on.
+    If the pass fails, clients that also fail alone are left out of a second pass, so that nobody
+    else's bits change. Raises the error of the second pass.
     """
-    fitting = [
-        i
-        for i, (x, slot) in enumerate(zip(steps, slots, strict=True))
-        if len(drawn_of(x).positions) <= slot
-    ]
+    pairs = enumerate(zip(steps, slots, strict=True))
+    fitting = [i for i, (x, slot) in pairs if len(drawn_of(x).positions) <= slot]
     try:
-        # a loss that leaves the process for one client's row leaves it for all of them
+        # a loss that exits the process for one client's row would exit it for all clients
         with without_exit():
             return _pass(steps, slots, fitting)
     except Exception:
@@ -99,6 +94,7 @@ def drawn_of(x: StepInputs) -> Drawn:
 
 
 def _fails(x: StepInputs) -> bool:
+    """Whether the step of a client fails alone, too."""
     with suppress(Exception), without_exit():
         clipped_batch_sum(x)
         return False
@@ -106,39 +102,31 @@ def _fails(x: StepInputs) -> bool:
 
 
 def _pass(steps: Sequence[StepInputs], slots: Sequence[int], fitting: Sequence[int]) -> list[Drawn]:
-    drawn = [drawn_of(x) for x in steps]
-    rows = {i: steps[i].batch(drawn[i].positions) for i in fitting if len(drawn[i].positions)}
+    """The batches of all clients, with the clipped sums of those in ``fitting``."""
+    batches = [drawn_of(x) for x in steps]
+    rows = {i: steps[i].batch(batches[i].positions) for i in fitting if len(batches[i].positions)}
     if not rows:
-        return drawn
-    spare = next(iter(rows.values()))
-    filled = [
-        [fill(part, slot) for part in rows.get(i, _first(spare))] for i, slot in enumerate(slots)
-    ]
+        return batches
+    some_rows = next(iter(rows.values()))
+    spare = tuple(each(part, lambda t: t[:1]) for part in some_rows)  # for a slot without examples
+    filled = [[fill(part, slot) for part in rows.get(i, spare)] for i, slot in enumerate(slots)]
     size = math.ceil(sum(slots) / ROWS_ON_CPU) * ROWS_ON_CPU
-    inputs, targets = (fill(_joined(parts), size) for parts in zip(*filled, strict=True))
+    inputs, targets = (fill(_join(parts), size) for parts in zip(*filled, strict=True))
     starts = list(accumulate(slots, initial=0))[:-1]
-    counts = [len(batch.positions) if i in fitting else 0 for i, batch in enumerate(drawn)]
+    counts = [len(batch.positions) if i in fitting else 0 for i, batch in enumerate(batches)]
     runs = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
-    even = slots[0] if len(set(slots)) == 1 else 0
-    totals = clipped_sums(
-        units_of(steps[0], inputs, targets, size), steps[0].mechanism, runs, slot=even
-    )
+    equal_slot = slots[0] if len(set(slots)) == 1 else 0
+    units = units_of(steps[0], inputs, targets, size)
+    totals = clipped_sums(units, steps[0].mechanism, runs, slot=equal_slot)
     return [
-        replace(batch, total=totals[i] if i in fitting else None) for i, batch in enumerate(drawn)
+        replace(batch, total=totals[i] if i in fitting else None) for i, batch in enumerate(batches)
     ]
 
 
-def _first(batch: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
-    """A single row of it, for a slot that holds no example."""
-    return tuple(
-        {k: t[:1] for k, t in part.items()} if not isinstance(part, Tensor) else part[:1]
-        for part in batch
-    )  # type: ignore[return-value]
+def _join(parts: Sequence[Inputs]) -> Inputs:
+    """The slots one after the other.
 
-
-def _joined(parts: Sequence[Inputs]) -> Inputs:
-    """Slots one after the other. Raises ValueError where rows differ in shape: padding would depend
-    on neighbours.
+    torch raises an error if rows differ in shape: padding would depend on neighbours.
     """
     if isinstance(parts[0], Tensor):
         return torch.cat([part for part in parts if isinstance(part, Tensor)])

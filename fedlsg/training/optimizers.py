@@ -1,5 +1,4 @@
-"""Server optimizers by name: the classes of ``torch.optim``, Yogi, and the options that a user may
-give them.
+"""Server optimizers by name: the classes of ``torch.optim`` and Yogi, with their options.
 
     find_name("adamw")                                   "AdamW"
     read_options("AdamW", "betas=0.9 0.99, eps=1e-3")    {"betas": (0.9, 0.99), "eps": 0.001}
@@ -26,6 +25,7 @@ SHORT = {"SGD": "sgd", "Adam": "adam"}
 SPARSE = ("SparseAdam",)
 """Classes for sparse gradients, which a noisy gradient is not."""
 SET_ELSEWHERE = ("params", "lr", "weight_decay")
+"""Parameters of a class that are no options, because a setting gives them."""
 NOT_OFFERED = ("maximize", "foreach", "fused", "capturable", "differentiable")
 """Options that would climb instead of descend, or that choose how torch computes the same step."""
 
@@ -48,9 +48,9 @@ def classes() -> Mapping[str, type[Optimizer]]:
         ):
             continue
         closure = inspect.signature(member.step).parameters.get("closure")
-        # LBFGS: the loss, again and again
-        asks = closure is not None and closure.default is inspect.Parameter.empty
-        if "lr" in inspect.signature(member).parameters and not asks:
+        # as LBFGS, which computes the loss several times in a step
+        needs_loss = closure is not None and closure.default is inspect.Parameter.empty
+        if "lr" in inspect.signature(member).parameters and not needs_loss:
             by_name[name] = member
     return by_name
 
@@ -62,8 +62,9 @@ def names() -> tuple[str, ...]:
 
 
 def find_name(name: str) -> str:
-    """The name as files write it; capital letters do not matter. Raises ValueError with the known
-    names.
+    """The name as files write it; capital letters do not matter.
+
+    Raises ValueError with the known names for an unknown one.
     """
     spellings = {known.lower(): known for known in names()}
     if name.lower() in spellings:
@@ -73,9 +74,9 @@ def find_name(name: str) -> str:
 
 
 def read_options(name: str, text: str) -> dict[str, Any]:
-    """The options of a text such as ``"betas=0.9 0.99, eps=1e-3"``, with the types of the class'
-    own defaults.
+    """The options of a text such as ``"betas=0.9 0.99, eps=1e-3"``.
 
+    Their types are those of the class' own defaults.
     Raises ValueError, naming the option and those that there are, for an unknown one or a value of
     another type.
     """
@@ -106,8 +107,10 @@ def build(
     weight_decay: float,
     options: Mapping[str, Any],
 ) -> Optimizer:
-    """The optimizer. Raises ValueError for options out of range, parameters it cannot step, or a
-    decay it has not.
+    """The optimizer of a name, with learning rate, momentum, weight decay and options.
+
+    Raises ValueError for options out of range, for parameters that it cannot step, and for a weight
+    decay that it does not have.
     """
     cls: Any = classes()[name]
     takes = inspect.signature(cls).parameters
@@ -115,37 +118,32 @@ def build(
         raise ValueError(
             f"optimizer {name!r} has no weight decay: leave weight_decay={weight_decay:g} out"
         )
-    given: dict[str, Any] = dict(options)
+    keywords: dict[str, Any] = dict(options)
     if "weight_decay" in takes:
-        # ours, 0 if not given: torch's AdamW has another default
-        given["weight_decay"] = weight_decay
+        keywords["weight_decay"] = weight_decay  # also 0: torch's AdamW has another default
     if name == "sgd":
-        given["momentum"] = momentum
+        keywords["momentum"] = momentum
     try:
         optimizer = _without_compiler(cls)
-        cls.__init__(optimizer, groups, lr=lr, **given)
+        cls.__init__(optimizer, groups, lr=lr, **keywords)
         return optimizer
     except ValueError as error:
-        with_options = (
-            f" with {', '.join(f'{key}={value}' for key, value in options.items())}"
-            if options
-            else ""
-        )
+        words = ", ".join(f"{key}={value}" for key, value in options.items())
+        with_options = f" with {words}" if words else ""
         raise ValueError(f"optimizer {name!r}{with_options}: {error}") from None
 
 
 def _without_compiler(cls: type[Optimizer]) -> Optimizer:
-    """An optimizer of this very class, to be initialized, without what torch wraps around some of
-    its methods.
+    """An optimizer of the class, not initialized, without torch's wrappers around its methods.
 
-    The wrappers keep them away from a loop that is compiled, which no server update is, and each
+    The wrappers hide methods from the compiler, which compiles no server update. Each of them
     imports the compiler, which takes seconds.
     """
     optimizer: Optimizer = object.__new__(cls)
-    plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
-    plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
-    for name, function in plain.items():
-        # no cycle: it is freed with its last user
+    methods = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
+    methods["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
+    for name, function in methods.items():
+        # a proxy, so that no cycle keeps the optimizer alive
         setattr(optimizer, name, MethodType(function, proxy(optimizer)))
     return optimizer
 
@@ -157,8 +155,11 @@ def check_options(name: str, **given: Any) -> None:
 
 @dataclass(frozen=True)
 class Option:
-    """``kind`` of a value; of a tuple the ``default``, whose length and empty places a value has to
-    have.
+    """An option of an optimizer's class.
+
+    kind: type of its value.
+    default: its default. The value of a tuple has the length of the default, and may be none where
+        the default is.
     """
 
     kind: type
@@ -186,14 +187,16 @@ class Option:
 
 @cache  # of installed torch: for a process
 def options_of(name: str) -> Mapping[str, Option]:
-    """What ``optimizer_options`` may say of a class, by name."""
+    """The options that ``optimizer_options`` may give to a class, by name."""
     cls = classes()[name]
     hints = get_type_hints(cls.__init__)
-    elsewhere = (*SET_ELSEWHERE, *NOT_OFFERED, *(("momentum",) if name == "sgd" else ()))
+    excluded = {*SET_ELSEWHERE, *NOT_OFFERED}
+    if name == "sgd":
+        excluded.add("momentum")  # a setting of its own
     return {
         option: Option(_kind(hints.get(option), parameter.default), parameter.default)
         for option, parameter in inspect.signature(cls).parameters.items()
-        if option not in elsewhere
+        if option not in excluded
     }
 
 

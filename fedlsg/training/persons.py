@@ -1,9 +1,8 @@
-"""A person with several rows: the mean, or the sum, of their gradients is one gradient for the
-clip.
+"""Persons as the unit of privacy: the rows of a person give one gradient for the clip.
 
 Epsilon then protects a person with all of its rows: a Poisson batch draws persons, and what one of
 them adds to a step is clipped once to C, however many rows it has. So a person moves the sum by C
-at most, as an example does where the unit is an example, and everything after the clip is the same.
+at most, as an example does if the unit is an example, and everything after the clip is the same.
 
     batch        persons, each with probability q; N_k, the divisor and delta count persons
     rows         all rows of a drawn person, or ``most_rows`` of them, drawn at random in secret
@@ -12,10 +11,10 @@ at most, as an example does where the unit is an example, and everything after t
                  clip of parts and the joint clip
 
 A pass holds rows of one person only. Large gradients of its rows can cancel each other: few digits
-of what is left are right, and the clip does not scale it down. In a pass with others, rounding
-depends on who else is there, and could move this by as much as C (for examples it cannot: what is
-clipped keeps its relative error). Alone, a person's gradient is a function of its own rows, bit for
-bit, and nothing that a model does to its rows together can reach another person.
+of their sum are right then, and the clip does not scale it down. In a pass with other persons,
+rounding depends on them and could move this sum by as much as C. (An example's gradient is clipped
+with its relative error.) Alone, a person's gradient is a function of its own rows, bit for bit, and
+nothing that a model does to its rows together can reach another person.
 """
 
 import math
@@ -31,19 +30,19 @@ from fedlsg.randomness import SecretStream
 
 Rows = Int[Tensor, " rows"]
 WHOLE = 2**53
-"""Whole numbers of Python's floating point are exact below it."""
+"""Whole numbers below it are exact in float64."""
 UNCLEAR = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
-"""Texts, in small letters, that stand for a missing value in many files, and could be a person's:
-what numpy makes of None and NaN next to texts, too.
+"""Texts, in small letters, that mean a missing value in many files but could be a person's name.
+numpy turns None and NaN next to texts into some of them.
 """
 
 
 class Persons:
-    """Which rows each person of a client has; persons are numbered from 0 to ``count`` - 1.
+    """The persons of a client, numbered from 0 to ``count`` - 1, and their rows.
 
-    ``person``: the number of each row's person.
-    ``most_rows``: how many rows of a person count in a step, 0 for all.
-    ``gradient``: "mean" or "sum" of their gradients. The last two are public.
+    person: the number of each row's person.
+    most_rows: rows of a person that count in a step, at most; 0 for all. Public.
+    gradient: "mean" or "sum" of the rows' gradients. Public.
     Raises ValueError unless each number up to the largest one has a row.
     """
 
@@ -66,32 +65,31 @@ class Persons:
         """The number of persons: N_k."""
         return len(self._counts)
 
-    def rows_of(self, drawn: Int[Tensor, " persons"], stream: SecretStream) -> list[Rows]:
+    def rows_of(self, persons: Int[Tensor, " persons"], stream: SecretStream) -> list[Rows]:
         """The rows of each of these persons that count in this step, ascending.
 
-        Which ones, is drawn from the stream, uniformly and for each person by itself.
+        The stream chooses them, uniformly and for each person independently.
         """
-        chosen_rows = []
-        for start, count in zip(
-            self._starts[drawn].tolist(), self._counts[drawn].tolist(), strict=True
-        ):
+        rows_of_all = []
+        starts, counts = self._starts[persons].tolist(), self._counts[persons].tolist()
+        for start, count in zip(starts, counts, strict=True):
             rows: Tensor = self._rows[start : start + count]
             if 0 < self.most_rows < count:
                 order = torch.from_numpy(np.argsort(stream.words(count), kind="stable"))
                 rows = rows[order[: self.most_rows]].sort().values
-            chosen_rows.append(rows)
-        return chosen_rows
+            rows_of_all.append(rows)
+        return rows_of_all
 
 
 def numbers_of(values: Any, what: str) -> Rows:
-    """The number of each row's person, from 0 on in the order of their first rows. ``values`` say
-    whose each row is: texts or numbers, one a row. A row whose value is missing (None, NaN, an
-    empty text) is a person of its own.
+    """The number of each row's person, from 0 on in the order of first rows.
 
-    ``what``: how messages call the values; no message quotes one. Raises ValueError for other
-    values, for a text that may say that a value is missing (NA, nan), and for numbers that their
-    floating point may have rounded (from 2^53 in float64, 2^24 in float32): two persons that are
-    taken for one, and one that is taken for two, would be protected less than is said.
+    values: the person of each row, as a text or a number. A row whose value is missing (None, NaN,
+        an empty text) is a person of its own.
+    what: the name of the values in messages. No message quotes a value.
+    Raises ValueError for other values, for a text that may mean a missing value (NA, nan), and for
+    numbers that floating point may have rounded (from 2^53 in float64, 2^24 in float32). Two
+    persons with one number, and one person with two, would be protected less than is claimed.
     """
     plain = isinstance(values, list | tuple)  # of which numpy would make one type
     tensor = values.cpu() if isinstance(values, Tensor) else None
@@ -105,12 +103,12 @@ def numbers_of(values: Any, what: str) -> Rows:
         whole = 2.0 / float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else WHOLE
     if array.ndim != 1:
         raise ValueError(f"{what}: expected one value a row, got an array of shape {array.shape}")
-    known: dict[Any, int] = {}
-    kinds: dict[str, int] = {}
+    number_of: dict[Any, int] = {}
+    kinds: dict[str, int] = {}  # "a text" or "a number", and the first row that has it
     numbers = []
     for row, value in enumerate(array.tolist()):
         if is_missing(value):
-            value = object()
+            value = object()  # differs from every other value
         elif not isinstance(value, str | int | float):
             raise ValueError(
                 f"{what}: row {row} has {type(value).__name__}: expected a text or a number"
@@ -128,7 +126,7 @@ def numbers_of(values: Any, what: str) -> Rows:
             )
         else:
             kinds.setdefault("a text" if isinstance(value, str) else "a number", row)
-        numbers.append(known.setdefault(value, len(known)))
+        numbers.append(number_of.setdefault(value, len(number_of)))
     if len(kinds) > 1:
         which = " and ".join(f"{kind} in row {row}" for kind, row in kinds.items())
         raise ValueError(

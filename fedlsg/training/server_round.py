@@ -1,5 +1,6 @@
-"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer; its settings and
-learning rates.
+"""The server's part of a round: sum, divide by a constant, lift by Eq. 3, step the optimizer.
+
+The settings of the server's optimizer and its learning rates are here, too.
 """
 
 import math
@@ -75,8 +76,8 @@ Ema = Annotated[
 ]
 
 STEPS = (0.3, 0.6, 0.8)
-"""Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5
-there.
+"""Parts of a run after which the schedule "step" drops. The code of Yu et al. 2021 (RGP) divides by
+5 there.
 """
 
 
@@ -84,20 +85,23 @@ there.
 class ServerOptimizer:
     """Server side of a method.
 
-    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies
-    of the r x r core (unbiased only without a mask). The learning rate goes from ``learning_rate``
-    in the first round to ``final_learning_rate`` (0 where None) at the end of the run along the
-    ``schedule`` ("step": in three equal drops, at ``STEPS`` of the run); ``norms_learning_rate``
-    and ``classifier_learning_rate`` replace it for their groups and follow the same schedule.
-    ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
-    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
-    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest
-    (Ito et al. 2023, sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential
-    moving average of the weights with decay min(ema, (1 + t) / (10 + t)) after t updates
-    (De et al. 2022).
-    ``optimizer``: a class of torch.optim, or ``Yogi``.
-    ``optimizer_options``: see ``read_options``; what has a setting of its own (learning rate,
-        weight decay, SGD's momentum) is not one of them.
+    estimator: "eq3" lifts carriers by Eq. 3; "averaged" first averages the two noisy copies of the
+        r x r core (unbiased only without a mask).
+    optimizer: a class of torch.optim, or ``Yogi``.
+    learning_rate: in the first round.
+    final_learning_rate: at the end of the run; 0 if None.
+    schedule: from the first to the final learning rate. "step": in three equal drops, at ``STEPS``
+        of the run.
+    norms_learning_rate, classifier_learning_rate: replace ``learning_rate`` for their groups and
+        follow the same schedule.
+    layer_rates: "fan-in" multiplies the rate of a layer, its bias included, by (64 / fan_in)^(1/4),
+        where fan_in is the number of weights of one of its units.
+    sparsify_update: drops that part of each lifted weight gradient, where abs(W) is smallest (Ito
+        et al. 2023, sec. 4.4, "direct sparsification").
+    ema: if it is above 0, an exponential moving average of the weights is evaluated, with decay
+        min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
+    optimizer_options: see ``read_options``; without options that have a setting of their own
+        (learning rate, weight decay, SGD's momentum).
     """
 
     estimator: Annotated[
@@ -151,23 +155,20 @@ class ServerOptimizer:
 
     def rate_of(self, group: Group) -> float:
         """First learning rate of a group of parameters."""
-        own = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}.get(
-            group
-        )
-        return self.learning_rate if own is None else own
+        rates = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}
+        rate = rates.get(group)
+        return self.learning_rate if rate is None else rate
 
     def factor(self, update: int, updates: int) -> float:
-        """Learning rate of server update ``update`` (from 0) of ``updates``, as a multiple of the
-        first one.
+        """The learning rate of a server update as a multiple of the first one.
+
+        update: its number from 0.
+        updates: of the run.
         """
         if self.schedule == "constant":
             return 1.0
         t = min(update / updates, 1.0)
-        last = (
-            0.0
-            if self.final_learning_rate is None
-            else self.final_learning_rate / self.learning_rate
-        )
+        last = (self.final_learning_rate or 0.0) / self.learning_rate
         if self.schedule == "linear":
             return 1 + (last - 1) * t
         if self.schedule == "cosine":
@@ -184,17 +185,17 @@ def make_optimizer(
     updates: int,
     classifier: str = "",
 ) -> tuple[Optimizer, LambdaLR]:
-    """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a
-    learning rate.
+    """The torch.optim optimizer and scheduler of a run, with one group for each learning rate.
 
-    ``parameters`` by name, in model order; ``classifier`` is the head's path.
+    parameters: by name, in model order.
+    updates: server updates of the run.
+    classifier: path of the classifier.
     Raises ValueError for an optimizer that cannot step these parameters, such as Muon for vectors.
     """
     by_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        rate = server.rate_of(group_of(name, tuple(parameter.shape), classifier)) * _layer_factor(
-            name, parameters, server
-        )
+        group = group_of(name, tuple(parameter.shape), classifier)
+        rate = server.rate_of(group) * _layer_factor(name, parameters, server)
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
     optimizer = build(
@@ -211,9 +212,7 @@ def make_optimizer(
 def _layer_factor(
     name: str, parameters: Mapping[str, nn.Parameter], server: ServerOptimizer
 ) -> float:
-    """What ``layer_rates`` makes of the rate of a parameter: by the fan-in of the weight of its
-    layer.
-    """
+    """The factor of a parameter's rate by ``layer_rates``, from its layer's fan-in."""
     layer = name.rpartition(".")[0]
     weight = parameters.get(f"{layer}.weight", parameters[name])
     if server.layer_rates == "equal" or weight.ndim < 2:
@@ -222,14 +221,14 @@ def _layer_factor(
 
 
 def _as_option(optimizer: str, momentum: float) -> str:
-    """Where an optimizer with a momentum of its own takes it."""
+    """The hint for an optimizer that has a momentum among its own options, else empty."""
     if "momentum" not in options_of(optimizer):
         return ""
     return f"; give optimizer_options='momentum={momentum:g}'"
 
 
 def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
-    """Sum of the clients' values, in the order given (client order), in float64.
+    """The sum of the clients' values in float64, added in the order of ``updates`` (client order).
 
     Raises ValueError for no update, or updates of different lengths.
     """
@@ -244,14 +243,14 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
 
 
 def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
-    """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al.
-    2023, sec. 4.4).
+    """The gradient of a weight, with zeros in its floor(p size) entries of smallest abs(W).
+
+    p is the sparsity (Ito et al. 2023, sec. 4.4).
     """
     if W.ndim < 2 or not sparsity:
         return gradient
-    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[
-        : frozen_count(W.numel(), sparsity)
-    ]
+    order = torch.argsort(W.detach().abs().flatten(), stable=True)
+    smallest = order[: frozen_count(W.numel(), sparsity)]
     return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
 
 
@@ -265,14 +264,13 @@ def server_step(
     divisor: float,
     server: ServerOptimizer,
 ) -> None:
-    """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step
-    the optimizer.
+    """One server update: divide by a constant, lift by Eq. 3 (Ito et al. 2023), step the optimizer.
 
-    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean
-    N_k): it must not depend on which clients reply, or on a batch. Raises ValueError unless it is
-    positive.
-    ``scheduler=None`` is for any torch optimizer: every parameter's ``.grad`` is written before its
-    step and stays.
+    divisor: public and fixed before the run (clients a round times q times the declared mean N_k).
+        It must not depend on which clients reply, or on a batch.
+    scheduler: None for any torch optimizer. Then every parameter's ``.grad`` is written before the
+        step, and stays.
+    Raises ValueError for a divisor that is not positive.
     """
     if not 0 < divisor < math.inf:
         raise ValueError(f"expected 0 < {divisor=} < inf")
@@ -280,9 +278,9 @@ def server_step(
     example = next(iter(parameters.values()))
     values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
     size = at_once(values.device.type)
-    # a second vector would be the largest
-    for own, part in zip(values.split(size), total.split(size), strict=True):
-        own.copy_(to_device([part], own.device)[0] / divisor)
+    # in pieces, because a second vector of all values may need more memory than anything else here
+    for piece, of_total in zip(values.split(size), total.split(size), strict=True):
+        piece.copy_(to_device([of_total], piece.device)[0] / divisor)
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it
@@ -307,13 +305,14 @@ def server_step(
 
 
 def widest(parameters: Iterable[Tensor]) -> torch.dtype:
-    """The type that holds numbers of all parameters: theirs, where they have one."""
+    """The type that holds the numbers of all parameters without rounding."""
     return reduce(torch.promote_types, {p.dtype for p in parameters})
 
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:
-    """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory
-    or decay.
+    """Whether a step is W -= lr dW and no more: SGD without momentum or weight decay.
+
+    Then dW need not be formed.
     """
     return isinstance(optimizer, SGD) and not any(
         group["momentum"] or group["weight_decay"] or group["maximize"]

@@ -1,4 +1,4 @@
-"""SHA-256 of a user's code that is loaded, and fedlsg's version.
+"""SHA-256 of a user's loaded code, and fedlsg's version.
 
 A run keeps both, and a resumed run refuses other code. A digest is of
 
@@ -88,6 +88,7 @@ class _Code:
             yield _plain([item for pair in attributes for item in pair])
 
     def _function(self, function: FunctionType) -> Iterator[bytes]:
+        """The code of a function, and the plain values that it captures."""
         file = Path(function.__code__.co_filename)
         if file.is_file() and function.__module__ != MAIN:
             yield from self._whole_files(function, file)
@@ -102,12 +103,14 @@ class _Code:
                 yield from self.parts(value)
 
     def _whole_files(self, function: FunctionType, file: Path) -> Iterator[bytes]:
+        """Name and text of each file of a function that is not in the digest yet."""
         for path in _files(function, file):
             if path not in self._files:
                 self._files.add(path)
                 yield path.name.encode() + path.read_bytes()
 
     def _function_of_script(self, function: FunctionType) -> Iterator[bytes]:
+        """The compiled code of a function of a script, and what it names there."""
         yield from _compiled(function.__code__)
         for name in sorted(_names(function.__code__) & function.__globals__.keys()):
             value = function.__globals__[name]
@@ -151,8 +154,9 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _files(function: FunctionType, file: Path) -> list[Path]:
-    """The file of a function, and those next to it that its module imports, directly or through
-    another; sorted.
+    """The file of a function, and the files next to it that its module imports, sorted.
+
+    Directly or through another module.
     """
     module = sys.modules.get(function.__module__)
     if module is None or "site-packages" in file.parts:
@@ -184,8 +188,9 @@ def version() -> str:
 
 
 def version_at(root: Path) -> str:
-    """The version in the pyproject.toml next to the packages (clone, bundle), else that of the
-    installed package.
+    """The version in the pyproject.toml next to the packages (clone, bundle).
+
+    Else that of the installed package.
     """
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text())["project"]

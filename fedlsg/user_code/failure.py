@@ -1,4 +1,4 @@
-"""What failed in a user's code, in one sentence: the error, its text, and the line of code."""
+"""Describe an error in a user's code in one sentence: its type, its text, and the line of code."""
 
 import sysconfig
 import traceback
@@ -20,9 +20,9 @@ OF_FORM = (
     "dimension",
     "per-example gradients",
 )
-"""Words in the text of an error about shapes and types, which no other values would avoid."""
+"""Words in texts of errors about shapes and types: other values would fail, too."""
 HOW_TO_SEE = "FEDLSG_TRACEBACK=full shows all lines"
-"""For an error in fedlsg's own files, which may be one of a function that it was given."""
+"""The hint for an error in fedlsg's own files, which may come from a function of the user."""
 MAX_ERROR_CHARACTERS = 400
 """Characters of an error's text that are shown."""
 OWN = tuple(
@@ -42,11 +42,11 @@ class SignalExit(SystemExit, OwnEnd):
 
 @contextmanager
 def without_exit() -> Iterator[None]:
-    """Let a sys.exit in a user's code be a RuntimeError that names its line, and so whatever is no
-    ``Exception``.
+    """Turn a sys.exit in a user's code, and all that is no ``Exception``, into a RuntimeError.
 
-    A model or a loss that left the process would leave it with a status of its own, 0 for a run
-    that failed. What Ctrl-C, a signal, a closed pipe, or Flower's own exit ends, ends.
+    The error names its line. A model or a loss that left the process would leave it with a status
+    of its own: 0 for a run that failed. Ctrl-C, a signal, a closed pipe and Flower's own exit still
+    end the process.
     """
     try:
         yield
@@ -64,10 +64,10 @@ def without_exit() -> Iterator[None]:
 
 
 def run(place: str, code: Callable[[], T]) -> T:
-    """What the code of a user's own gives. Raises ImportError, naming file and line, for code that
-    fails.
+    """The result of a user's code.
 
-    ``place``: its file or module, named where the error comes from elsewhere.
+    place: its file or module, which is named if the error comes from elsewhere.
+    Raises ImportError, naming file and line, for code that fails.
     """
     try:
         with without_exit():
@@ -84,8 +84,9 @@ def run(place: str, code: Callable[[], T]) -> T:
 
 @cache  # of a path and installed packages: for a process
 def is_users(file: str) -> bool:
-    """Whether a file of code is a user's own: not of Python, of an installed package, or of
-    fedlsg.
+    """Whether a file of code is a user's own.
+
+    It is if it is not of Python, of an installed package, or of fedlsg.
     """
     if (
         file.startswith(("<frozen", "<string>"))
@@ -97,8 +98,10 @@ def is_users(file: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error, and the innermost line of the user's code, or of fedlsg's where it
-    failed there; the text alone of an error that fedlsg raised.
+    """Type and text of an error, with the innermost line of the user's code.
+
+    With the line of fedlsg if no line is the user's. For an error that fedlsg raised, its text
+    alone.
     """
     text = " ".join(str(error).split())
     if is_own(error):
@@ -121,8 +124,9 @@ def describe(error: BaseException) -> str:
 
 
 def last_words(error: BaseException) -> str:
-    """What an error that ends a command says: with its type and line if it came out of a user's
-    code, else its text.
+    """The text of an error that ends a command.
+
+    With type and line if it came out of a user's code.
     """
     return describe(error) if left_users_code(error) else " ".join(str(error).split())
 
@@ -133,16 +137,18 @@ def left_users_code(error: BaseException) -> bool:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether fedlsg raised an error itself, so that its text says what was expected, what was
-    found, what to do.
+    """Whether fedlsg raised an error itself.
+
+    Then its text says what was expected, what was found and what to do.
     """
     steps = traceback.extract_tb(error.__traceback__)
     return isinstance(error, ValueError) and bool(steps) and steps[-1].filename.startswith(OWN)
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Whether other rows of the same shapes and types might not fail so: a guess from the error's
-    type and text.
+    """Whether other rows of the same shapes and types may run without the error.
+
+    This is a guess from the error's type and text.
     """
     first = error.__cause__ or error
     if is_own(first):

@@ -1,4 +1,4 @@
-"""What a model and a loss are made of, cheap enough to be compared before each step.
+"""Fingerprint of a model and a loss: their state outside of values, cheap to compare in each step.
 
 A step is charged for what was checked. ``fingerprint`` reads what a user can change between two
 steps, and no value of a parameter, of a buffer or of a batch:
@@ -11,8 +11,8 @@ steps, and no value of a parameter, of a buffer or of a batch:
     objects      everything else that they keep, and buffers, by identity; methods of their classes,
                  by their code: cloudpickle makes them anew
 Numbers and objects may be written by a forward pass itself, which is not a change from outside:
-``Followed`` tells them apart. Not covered: what is inside lists and other objects, global variables
-and closures of a forward, and code in C++.
+``Followed`` distinguishes the two. Not covered: what is inside lists and other objects, global
+variables and closures of a forward, and code in C++.
 """
 
 from collections.abc import Hashable, Iterable
@@ -40,14 +40,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 AFTER, BEFORE, BACKWARD, BEFORE_BACKWARD = HOOKS
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
-"""What runs a forward, in each class."""
+"""Methods that run a forward, in each class."""
 NONE: tuple[Any, ...] = ()
 PARTS = ("class", "mode", "forward", "hooks", "parameters", "layers", "buffers")
-"""What the record of a module has after its id."""
+"""Words for the entries of a module's record after its id."""
 
 
 class Watching(partial[Any]):
-    """A hook that looks at a call and changes nothing: no part of a model's state."""
+    """A hook that changes nothing in a call. It is no part of a model's state."""
 
 
 @dataclass(frozen=True)
@@ -241,28 +241,31 @@ def _inside(thing: Any) -> dict[str, Any]:
 
 
 class Followed:
-    """A model and a loss between steps. ``checked``: their fingerprint when they were checked."""
+    """A model and a loss that are compared between steps.
+
+    checked: their fingerprint when they were checked.
+    """
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         self._model, self._loss = model, loss
         self.accept()
 
     def accept(self, now: Fingerprint | None = None) -> None:
-        """They were checked in this state, or in that of now."""
+        """Note that they were checked: in the state ``now``, by default the present one."""
         self.checked = self._left = now or fingerprint(self._model, self._loss)
 
     def passed(self) -> None:
-        """A pass is over: numbers and objects that its code wrote are no change from outside."""
+        """Note the end of a pass: what its code wrote is no change from outside."""
         self._left = fingerprint(self._model, self._loss)
 
     def now(self) -> Fingerprint:
-        """``checked`` itself while nobody changed anything since; else the fingerprint of now."""
+        """``checked`` itself if nothing was changed since; else the present fingerprint."""
         now = fingerprint(self._model, self._loss)
         same = now.numbers == self._left.numbers and now.objects == self._left.objects
         return self.checked if same and now.structure == self.checked.structure else now
 
     def change(self) -> str:
-        """What somebody changed since, for a message: layers by their paths; empty for nothing."""
+        """What was changed since, for a message: layers by their paths. Empty if nothing was."""
         now = self.now()
         if now is self.checked:
             return ""

@@ -81,13 +81,13 @@ BY_VALUE = {"relu", "gelu", "silu", "elu", "celu", "selu", "leaky_relu", "hardta
 
 
 class Origin(IntEnum):
-    """Whose a function is, from the nearest to a library's."""
+    """The origin of a function: a library, another installed package, or the user."""
 
     LIBRARY, INSTALLED, OWN = range(3)
 
 
 Part = tuple[object, Any, Origin]
-"""A name in what holds it, a thing, and the farthest that its code may be from a library's."""
+"""A thing with its name in what holds it, and the largest origin that its code may have."""
 
 
 def own_code(thing: Any) -> str | None:
@@ -166,8 +166,10 @@ def _parts(thing: Any, most: Origin) -> Iterator[Part]:
 
 
 def _stands_for_users(value: Any) -> bool:
-    """Whether what a module of a library holds, and is no function, runs code of a user: a method
-    or partial of one, a class, or an object that can be called.
+    """Whether something that is no function runs code of a user when it is called.
+
+    It is held by a module of a library: a method or partial of a user's function, a class, or an
+        object that can be called.
     """
     while inner := WRAPPERS.get(type(value)):
         value = getattr(value, inner)
@@ -207,9 +209,9 @@ def _inside(thing: Any) -> Iterable[tuple[object, Any]]:
 
 
 def origin_of(function: FunctionType) -> tuple[Origin, str]:
-    """Whose a function is, and its file in words.
+    """The origin of a function, and its file in words.
 
-    It is its own file's, if it runs in the module of that file; else somebody's own.
+    It is that of its file if the function runs in the module of that file; else it is ``OWN``.
     """
     space, file = function.__globals__, function.__code__.co_filename
     if file.startswith("<frozen "):

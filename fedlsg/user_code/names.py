@@ -1,4 +1,5 @@
 """Names of code and of public data in settings: ``FILE.py:NAME``, ``MODULE:NAME``, ``data:PATH``.
+
 Nothing here runs or imports what a name stands for.
 """
 
@@ -52,9 +53,9 @@ def path_of(place: str) -> Path:
 
 
 def name_of(thing: Any) -> str:
-    """The name under which any process can find a function of a file or module; its own name where
-    none could.
+    """The name under which any process can find a function of a file or module.
 
+    Its own name if no other process could find it.
     Functions of ``__main__`` and of notebooks, lambdas, and functions inside functions have only
     their own name.
     """

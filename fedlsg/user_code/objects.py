@@ -1,16 +1,18 @@
-"""What a user's objects hold, so that all of it can be put back.
+"""Find all that a user's objects hold, and put it back, bit for bit.
 
-A rehearsal leaves no trace (``restored``), and no pass leaves one for the next (``put_back``):
-objects are afterwards, bit for bit, what they were before. ``walk`` reaches whatever Python's
-garbage collector would reach (attributes, slots, containers, caches), closures and defaults of
-functions, and the global variables that a user's functions name, also through modules of theirs. It
-stops at code of libraries, and at what lives outside of a pass (``NOT_WALKED``, ``OURS``).
-Put back are attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
-functions (closures, defaults, code), cells, memory that C code exports, and global variables;
-caches of functions are emptied but for what is in one without a limit; random generators go on, and
-``isolation.state`` seeds them in secret. Not put back: the place of an iterator, objects that
-compiled code keeps, what runs when an object in a cycle is freed, and what is outside of Python's
-objects (files, environment, context variables).
+A trial leaves no trace (``restored``), and no pass leaves one for the next (``put_back``).
+
+reached     (``walk``) whatever Python's garbage collector would reach (attributes, slots,
+            containers, caches), closures and defaults of functions, and the global variables that a
+            user's functions name, also through their own modules
+skipped     code of libraries, and what lives outside of a pass (``NOT_WALKED``, ``OURS``)
+put back    attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
+            functions (closures, defaults, code), cells, memory that C code exports, global
+            variables. A cache of a function without a limit gets its entries back, others are
+            emptied. Random generators go on, and ``isolation.state`` seeds them in secret
+not         the position of an iterator, objects that compiled code keeps, what runs when an object
+            in a cycle is freed, and what is outside of Python's objects (files, environment,
+            context variables)
 """
 
 import ctypes
@@ -28,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copyreg import _slotnames  # type: ignore[attr-defined]
 from functools import _lru_cache_wrapper, lru_cache, partial
-from itertools import chain, takewhile
+from itertools import chain
 from operator import is_
 from queue import SimpleQueue
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
@@ -46,55 +48,62 @@ from fedlsg.user_code.replaced import FUNCTIONS, is_users_own, names_of, replace
 ATOMS = frozenset(
     (str, bytes, int, float, complex, bool, type(None), CodeType, torch.dtype, torch.device)
 )
+"""Types of objects that cannot change and hold nothing that can."""
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 """Weak references whose object may be gone: then asking for their class fails."""
 NOT_WALKED = (logging.Logger, io.IOBase, threading.Thread, FrameType)
+"""Types of objects that live outside of a pass."""
 IN_MEMORY = (io.BytesIO, io.StringIO)
-"""Files that are objects alone."""
+"""Files that are in memory only, and therefore put back."""
 C_DATA = ctypes.c_int.__mro__[-2]
-"""The base of all that ``ctypes`` makes."""
+"""The base class of all types of ``ctypes``."""
 OURS = tuple(
     f"fedlsg.{name}" for name in ("privacy.", "strategies.private_step", "strategies.strategy")
 ) + tuple(f"fedlsg.simulations.{name}." for name in ("server", "client", "engines", "storage"))
-"""Where objects of fedlsg are that user code may hold, such as a step with its ledger."""
+"""Modules of fedlsg with objects that user code may hold, such as a step with its ledger."""
 MAX_WALKED_ITEMS = 100_000
-"""Items of a container above which they are not walked, such as the rows of a data set."""
-MADE_ONCE = "__slotnames__"
-"""What ``copyreg`` notes in a class."""
-OFTEN = 3
-"""How often things are put back while something changes: code may run when an object is freed."""
+"""Containers with more items are not walked: they may be the rows of a data set."""
+SLOT_NAMES = "__slotnames__"
+"""An attribute that ``copyreg`` adds to a class, which is no change by a user."""
+MAX_UNDO_ROUNDS = 3
+"""How often things are put back, at most, while something changes: code may run when an object is
+freed.
+"""
 CONTAINERS = (OrderedDict, dict, list, set, deque)
-"""The kinds whose items are put back, by their own methods: a user's class may have others."""
+"""Types whose items are put back by the type's own methods: a user's subclass may have others."""
 PARTS = ("__code__", "__defaults__", "__kwdefaults__")
-"""Of a function."""
+"""Attributes of a function that are put back."""
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Of a tensor."""
+"""Attributes of a tensor that hold hooks."""
 ABSENT = object()
+"""Stands for the value of a name that is not set."""
 Packages = frozenset[str]
+"""Names of installed packages whose code is walked as a user's is."""
 NONE: Packages = frozenset()
 Undo = Callable[[], bool]
-"""Puts an object back, and says whether it was another one."""
+"""Puts an object back, and returns whether it had changed."""
 
 
 @contextmanager
 def restored(*objects: object, generators_of: object = None, data: bool = False) -> Iterator[None]:
-    """Inside, all of the objects may change, and random numbers may be drawn; afterwards all is as
-    it was.
+    """Inside, the objects may change and random numbers may be drawn; at the end all is put back.
 
-    ``generators_of``: an object of which only the generators are restored, such as a function that
-    reads data. ``data``: as in ``walk``, for objects that may hold the data.
+    generators_of: an object of which only the generators are restored, such as a function that
+        reads data.
+    data: as in ``walk``, for objects that may hold the data.
     """
     seen: set[int] = set()
     things = list(walk((*objects, *tables(), *own_operators()), seen, data=data))
     generators = [*_of_process(), *map(state_of, chain(things, walk((generators_of,), seen)))]
-    ways = put_back_settings(), put_back(things)  # a mode that is still on would see the second
+    # Settings first: a mode that is still on would see how the objects are put back.
+    undos = put_back_settings(), put_back(things)
     try:
         yield
     finally:
-        for undo in ways:
+        for undo in undos:
             undo()
-        for how in filter(None, generators):
-            how()
+        for restore in filter(None, generators):
+            restore()
 
 
 def generators_in(*objects: object) -> list[Any]:
@@ -103,19 +112,23 @@ def generators_in(*objects: object) -> list[Any]:
 
 
 def put_back(things: Iterable[object], packages: Packages = NONE) -> Undo:
-    """A function that puts back what these things are now; random generators go on.
+    """A function that puts back what these things are now, as often as it is called.
 
-    To be called as often as one likes.
+    Random generators go on.
     """
-    given = [*things]
+    things = [*things]
     with torch.no_grad():
-        ways = [how for thing in given if (how := _of(thing, packages))]
-    ways.append(put_back_kinds([thing for thing in given if hasattr(thing, "__dict__")]))
+        undos = [undo_one for thing in things if (undo_one := _of(thing, packages))]
+    undos.append(put_back_kinds([thing for thing in things if hasattr(thing, "__dict__")]))
 
     def undo() -> bool:
+        changed = False
         with torch.no_grad():
-            changes = takewhile(bool, (any([h() for h in reversed(ways)]) for _ in range(OFTEN)))
-            return any([*changes])
+            for _ in range(MAX_UNDO_ROUNDS):
+                if not any([undo_one() for undo_one in reversed(undos)]):  # a list: all run
+                    break
+                changed = True
+        return changed
 
     return undo
 
@@ -128,8 +141,8 @@ def put_back_kinds(things: list[Any]) -> Undo:
         changed = [*map(type, things)] != before
         for thing, kind in zip(things, before, strict=True) if changed else ():
             if type(thing) is not kind:
-                way = type if isinstance(thing, type) else object
-                way.__setattr__(thing, "__class__", kind)
+                base = type if isinstance(thing, type) else object  # no method of the user's
+                base.__setattr__(thing, "__class__", kind)
         return changed
 
     return undo
@@ -141,9 +154,7 @@ def has_more(module: nn.Module) -> bool:
 
 
 def put_back_spaces(spaces: list[dict[str, Any]]) -> Undo:
-    """As ``put_back``, for many dicts at once: which names they have, and which objects these
-    are.
-    """
+    """As ``put_back``, for many dicts at once: their names, and the objects of these names."""
     names = [name for space in spaces for name in space]
     values = [value for space in spaces for value in space.values()]
     before = [dict(space) for space in spaces]
@@ -173,21 +184,23 @@ def _of_process() -> Iterator[Callable[[], object]]:
 def walk(
     start: Iterable[object], seen: set[int], packages: Packages = NONE, *, data: bool = True
 ) -> Iterator[Any]:
-    """Every object that can be reached, once. ``seen`` has identities, also of earlier walks.
+    """Every object that can be reached, once.
 
-    ``packages``: names of installed packages whose code is walked as a user's is. ``data``: whether
-    long containers, and what a view is a part of, may be rows of data: they are not walked.
+    seen: identities of objects that were reached before; it grows.
+    packages: installed packages whose code is walked as a user's is.
+    data: whether long containers, and the whole of a view, may be rows of data. If so, these are
+        not walked.
     """
-    due: list[Any] = list(start)
-    while due:
-        thing = due.pop()
+    waiting: list[Any] = list(start)
+    while waiting:
+        thing = waiting.pop()
         if type(thing) in PROXIES:
             thing = _behind(thing)
-        if type(thing) in ATOMS or id(thing) in seen or _is_left(thing, packages):
+        if type(thing) in ATOMS or id(thing) in seen or _is_skipped(thing, packages):
             continue
         seen.add(id(thing))
         yield thing
-        due += _inside(thing, packages, data)
+        waiting += _inside(thing, packages, data)
 
 
 def _behind(proxy: Any) -> Any:
@@ -196,10 +209,8 @@ def _behind(proxy: Any) -> Any:
         return getattr(proxy.__repr__, "__self__", None)
 
 
-def _is_left(thing: Any, packages: Packages) -> bool:
-    """Whether a thing is not walked: a library's class or module, or what lives longer than a
-    pass.
-    """
+def _is_skipped(thing: Any, packages: Packages) -> bool:
+    """Whether a thing is not walked: code of a library, or an object that outlives a pass."""
     if isinstance(thing, type):
         return not is_own(thing, packages)
     if isinstance(thing, ModuleType):
@@ -209,6 +220,7 @@ def _is_left(thing: Any, packages: Packages) -> bool:
 
 
 def _inside(thing: Any, packages: Packages, data: bool) -> list[Any]:
+    """The objects that a thing holds or names directly."""
     if isinstance(thing, FunctionType):
         named = [space[name] for space, name in _named(thing, packages) if name in space]
         named += filter(is_users_own, [space[name] for space, name in _in_libraries(thing)])
@@ -251,7 +263,7 @@ def _hooks_of(t: Tensor) -> dict[str, Any]:
 
 
 def _kept_in(cached: "_lru_cache_wrapper[Any]") -> dict[Any, Any] | None:
-    """What a cache without a limit holds; None of another one, whose entries cannot be put back."""
+    """The entries of a cache without a limit; None of another cache, which cannot be put back."""
     if cached.cache_info().maxsize is not None:
         return None
     dicts = [part for part in gc.get_referents(cached) if type(part) is dict]
@@ -312,7 +324,7 @@ def _attributes(thing: Any) -> dict[str, Any] | None:
 
 
 def state_of(thing: Any) -> Callable[[], object] | None:
-    """Puts a random generator back; None for anything else."""
+    """A function that restores the present state of a random generator; None for anything else."""
     if isinstance(thing, torch.Generator):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
@@ -325,20 +337,21 @@ def state_of(thing: Any) -> Callable[[], object] | None:
 
 
 def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
-    """How an object becomes again what it is now; None where nothing is known to change."""
+    """The undo of an object; None if nothing of it can change. Below there is one for each type."""
     if isinstance(thing, type):
         return _of_class(thing)
-    ways = [way(thing) for kinds, way in OF_KINDS if isinstance(thing, kinds)]
+    undos = [make_undo(thing) for kinds, make_undo in OF_KINDS if isinstance(thing, kinds)]
     if isinstance(thing, FunctionType):
-        ways.append(_of_function(thing, packages))
+        undos.append(_of_function(thing, packages))
     if (attributes := _attributes(thing)) is not None:
-        ways.append(_of_items(attributes))
-    if slots := [] if type(thing) in CONTAINERS else _slotnames(type(thing)):
-        ways.append(_of_slots(thing, slots))
-    return (lambda: any([way() for way in ways])) if ways else None
+        undos.append(_of_items(attributes))
+    if type(thing) not in CONTAINERS and (slots := _slotnames(type(thing))):
+        undos.append(_of_slots(thing, slots))
+    return (lambda: any([undo() for undo in undos])) if undos else None
 
 
 def _of_items(now: Any) -> Undo:
+    """Of the items of a container."""
     base: Any = next(kind for kind in CONTAINERS if isinstance(now, kind))
     is_dict = issubclass(base, dict)
     before: Any = dict(base.items(now)) if is_dict else [*base.__iter__(now)]
@@ -361,7 +374,7 @@ def _of_items(now: Any) -> Undo:
             refill()
         return changed
 
-    if base is set:  # its order depends on what was in it before: that of a new one, for all
+    if base is set:  # the order of a set depends on its history: refill it now as later
         refill()
         members = [*base.__iter__(now)]
     return undo
@@ -385,7 +398,7 @@ def _of_slots(thing: Any, names: list[str]) -> Undo:
 
 
 def _of_cache(cached: "_lru_cache_wrapper[Any]") -> Undo:
-    """An empty cache, or one with what it held if it has no limit; it counts from 0 on."""
+    """Of a cache: emptied, or with its entries if it has no limit. Its counts begin at 0."""
     kept = _kept_in(cached)
     before = dict(kept or {})
 
@@ -503,7 +516,7 @@ def _of_storage(storage: torch.UntypedStorage) -> Undo:
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Undo:
-    """Of a view that cannot be written to, the array behind it is put back."""
+    """Of an array. For a view that cannot be written to, the array behind it is put back."""
     before, writable = array.view(np.ndarray).copy(), array.flags.writeable
 
     def undo() -> bool:
@@ -512,7 +525,7 @@ def _of_array(array: np.ndarray[Any, Any]) -> Undo:
         if array.shape != before.shape:
             array.shape = before.shape
         now = array.view(np.ndarray)
-        changed = now.tobytes() != before.tobytes()  # of objects: where they are
+        changed = now.tobytes() != before.tobytes()  # for objects of Python these are addresses
         if changed and (array.flags.owndata or array.flags.writeable):
             if not array.flags.writeable:
                 array.flags.writeable = True
@@ -530,7 +543,7 @@ def _of_class(kind: type) -> Undo:
     def undo() -> bool:
         now = _attributes_of_class(kind)
         changed = {n for n in before | now if now.get(n, ABSENT) is not before.get(n, ABSENT)}
-        for name in changed:  # not by a way of its metaclass
+        for name in changed:  # by ``type``, and not by methods of a metaclass
             if name in before:
                 type.__setattr__(kind, name, before[name])
             else:
@@ -541,41 +554,43 @@ def _of_class(kind: type) -> Undo:
 
 
 def _attributes_of_class(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if name != MADE_ONCE}
+    return {name: value for name, value in vars(kind).items() if name != SLOT_NAMES}
 
 
 def _of_function(function: FunctionType, packages: Packages) -> Undo:
-    """Its parts, its cells, and the global variables that it names."""
+    """Of a function: its parts, its cells, and the global variables that it names."""
     parts = {name: getattr(function, name) for name in PARTS}
     cells = [_of_cell(cell) for cell, _ in _cells(function)]
     places = [*_named(function, packages), *_in_libraries(function)]
     named = [(space, name, space.get(name, ABSENT)) for space, name in places]
 
     def undo() -> bool:
-        other_cells = any([how() for how in cells])
-        others = [name for name, part in parts.items() if getattr(function, name) is not part]
-        for name in others:
+        cells_changed = any([undo_cell() for undo_cell in cells])
+        new_parts = [name for name, part in parts.items() if getattr(function, name) is not part]
+        for name in new_parts:
             setattr(function, name, parts[name])
-        rebound = [part for part in named if part[0].get(part[1], ABSENT) is not part[2]]
+        rebound = [entry for entry in named if entry[0].get(entry[1], ABSENT) is not entry[2]]
         for space, name, value in rebound:
             if value is ABSENT:
                 del space[name]
             else:
                 space[name] = value
-        return bool(other_cells or others or rebound)
+        return bool(cells_changed or new_parts or rebound)
 
     return undo
 
 
 def _of_tensor(t: Tensor) -> Undo:
-    # kept by a loss that ran under vmap: nothing can read it
+    """Of a tensor: numbers, form, gradient and hooks."""
+    # a loss that ran under vmap may keep a wrapped tensor, which nothing can read
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
         return lambda: False
     if is_lazy(t) or t.is_meta or t.is_quantized or t.is_nested:
         return lambda: False
     version = None if t.is_inference() else t._version
-    before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
-    hooks = _hooks_of(t)
+    before, hooks = t.detach().clone(), _hooks_of(t)
+    requires_grad = t.requires_grad
+    grad = t.grad if t.is_leaf else None
 
     def undo() -> bool:
         for name, hook in hooks.items():
@@ -585,8 +600,8 @@ def _of_tensor(t: Tensor) -> Undo:
         if form != (before.shape, before.dtype, before.device, before.layout):
             t.data = before.clone()
             return True
-        # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
-        # and all numbers are copied.
+        # Comparing numbers would wait for a GPU. There the version shows whether there was a write,
+        # and all numbers are copied in any case.
         on_cpu = t.device.type == "cpu"
         if t.is_inference():  # it has no version
             with torch.inference_mode():
@@ -600,14 +615,14 @@ def _of_tensor(t: Tensor) -> Undo:
             _fill(t.data, before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
             t.grad = grad
-            t.requires_grad_(needs)
+            t.requires_grad_(requires_grad)
         return changed
 
     return undo
 
 
 def _fill(t: Tensor, before: Tensor) -> None:
-    """Write numbers into a tensor, once where it is expanded."""
+    """Write numbers into a tensor; numbers that share memory (stride 0) are written once."""
     if t.layout == torch.strided:
         places = tuple(slice(0, 1) if step == 0 else slice(None) for step in t.stride())
         t[places].copy_(before[places])
@@ -628,7 +643,7 @@ OF_KINDS: tuple[tuple[Any, Callable[[Any], Undo]], ...] = (
     (_lru_cache_wrapper, _of_cache),
     (CONTAINERS, _of_items),
 )
-"""How things of a kind are put back, next to their attributes and slots."""
+"""Types, and the function that makes the undo of such an object, without attributes and slots."""
 
 
 def same_numbers(now: Tensor, before: Tensor) -> bool:
@@ -641,7 +656,7 @@ def same_numbers(now: Tensor, before: Tensor) -> bool:
 
 
 def _is_users_function(function: FunctionType, packages: Packages) -> bool:
-    """Whether a function is a user's, by its file; by that of its module, where a text made it."""
+    """Whether a function is a user's, by its file, or by that of its module if a text made it."""
     file, space = function.__code__.co_filename, function.__globals__
     if file.startswith("<") and not file.startswith("<frozen"):
         file = "" if space.get("__name__") == "__main__" else space.get("__file__") or ""

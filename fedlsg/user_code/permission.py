@@ -1,7 +1,7 @@
-"""Which names of code may run in this process, and which texts of their files.
+"""Permission to run the code that a name in a setting stands for, in this process.
 
-A setting that names code runs nothing by itself: who names code on a command line, in Python, or
-trusts a run directory, permits it. A deployed client permits none.
+A setting that names code runs nothing by itself. Code is permitted by a user who names it on a
+command line or in Python, or who trusts a run directory. A deployed client permits none.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from fedlsg.user_code.names import absolute, path_of
 from fedlsg.user_code.text_files import compare, compare_no_more
 
 _PERMITTED: dict[str, str] = {}
-"""Names that may run, and the name of what runs for each: the file of a recorded name may have
-moved.
+"""Names that may run, each with the name of the code that runs for it: the file of a recorded name
+may have moved.
 """
 
 
 def permit(
     *names: str, of: str | None = None, files: Mapping[Path, str] = MappingProxyType({})
 ) -> None:
-    """Let names of files and modules run code in this process: its user wrote them, or trusts who
-    did.
+    """Permit the code of these names in this process.
 
-    ``of``: the recorded name that the single name given here stands for, where a run directory has
-    another path.
-    ``files``: SHA-256 of those that it was permitted for; without any, the text runs that is there
-    then.
+    names: of code that the user of the process wrote, or whose author the user trusts.
+    of: the recorded name that the single name given here stands for, if a run directory has another
+        path.
+    files: SHA-256 of the files for which the permission was given. Without any, the text runs that
+        is there at the time.
     """
     for name in names:
         _PERMITTED[absolute(of or name)] = absolute(name)
@@ -42,5 +42,5 @@ def is_permitted(name: str) -> bool:
 
 
 def stands_for(name: str) -> str:
-    """What runs for a permitted name; every other name for itself."""
+    """The name of the code that runs for a permitted name; every other name itself."""
     return _PERMITTED.get(absolute(name), name)

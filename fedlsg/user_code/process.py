@@ -1,10 +1,9 @@
-"""What a pass runs or reads that neither model nor loss holds, because torch keeps it for the whole
-process.
+"""State of the whole process that a pass runs or reads, which neither model nor loss holds.
 
 tables       hooks for all modules and optimizers: they are walked and put back like a model's
 operators    that users define (``torch.library.custom_op``): walked, and not run under ``vmap``
 kernels      of Python that users give to operators (``torch.library.impl``): C++ keeps them, so
-             nothing of theirs could be put back, and they are refused
+             that nothing of them could be put back, and they are refused
 tracers      of sys.settrace and sys.setprofile: a user's are refused
 settings     modes and hooks on saved tensors that are on, gradients on or off, types and devices of
              new tensors: put back
@@ -31,15 +30,15 @@ HOOKS = tuple(
     for name, value in vars(of_all_modules).items()
     if name.startswith("_global") and isinstance(value, dict)
 )
-"""Tables of hooks for all modules: around calls, of gradients, of what is registered in a module.
-"""
+"""Names of torch's tables of hooks for all modules."""
 OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+"""The same for all optimizers."""
 NEVER_RUN = "/Meta"
-"""Kernels on tensors without numbers."""
+"""End of the keys of kernels on tensors without numbers."""
 OF_TORCH = "prims/"
-"""Operators that torch alone has."""
+"""Begin of the keys of operators that only torch defines."""
 DEBUGS = "debugprims"
-"""A name of torch's, of operators that it defines by name."""
+"""A namespace of operators that torch itself defines by name."""
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -55,8 +54,9 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_num_threads, torch.set_num_threads),
 )
-"""How a setting is read and made."""
+"""A function that reads a setting, and one that sets it."""
 Stack = tuple[Callable[[], list[Any]], Callable[[], Any], Callable[[Any], Any]]
+"""Functions that list what is on, leave the innermost one, and enter one."""
 
 
 def tables() -> list[dict[Any, Any]]:
@@ -66,8 +66,9 @@ def tables() -> list[dict[Any, Any]]:
 
 
 def tracers() -> list[Any]:
-    """What Python calls at each call or line of this thread: it sees the frames of libraries, with
-    their tensors.
+    """The functions that Python calls at each call or line of this thread.
+
+    They see the frames of libraries, with their tensors.
     """
     return [sys.gettrace(), sys.getprofile()]
 
@@ -82,7 +83,7 @@ def own_operators() -> list[Any]:
 
 
 _operators: list[list[Any]] = [[], []]
-"""References to all operators, and those of users. Invalid where a reference is another one."""
+"""References to all operators, and the operators of users. Invalid if the references differ."""
 
 
 def _is_own(function: Any) -> bool:
@@ -90,10 +91,10 @@ def _is_own(function: Any) -> bool:
 
 
 def own_kernels() -> list[str]:
-    """Operators whose kernel of Python is a user's, and its place: ``aten::tanh (CPU, mine.py:3)``.
+    """Operators with a kernel of a user's in Python, such as ``aten::tanh (CPU, mine.py:3)``.
 
-    torch does not say who registered a kernel by name: it counts, for operators of C++ and for
-    those that were defined by name.
+    torch does not report who registered a kernel by name. Such a kernel counts as a user's, for
+    operators of C++ and for those that were defined by name.
     """
     if _kernels[0] != len(torch.library._impls):
         kernels_here = filter(None, map(_own_kernel, torch.library._impls))
@@ -107,6 +108,7 @@ _kernels: list[Any] = [0, []]
 
 
 def _own_kernel(key: str) -> str:
+    """The operator and the place of a kernel, by its key; empty if it is not a user's."""
     if key.endswith(NEVER_RUN) or key.startswith(OF_TORCH):
         return ""
     space, operator, where = key.split("/")
@@ -126,19 +128,17 @@ def _by_name(place: str) -> bool:
 
 
 def put_back_settings() -> Callable[[], bool]:
-    """A function that makes settings and modes again what they are now, and says whether one had
-    changed.
-    """
+    """A function that restores settings and modes, and returns whether one had changed."""
     before = [read() for read, _ in SETTINGS]
     stacks = [(stack, stack[0]()) for stack in STACKS]
 
     def undo() -> bool:
         changed = False
-        for (read, make), value in zip(SETTINGS, before, strict=True):
+        for (read, write), value in zip(SETTINGS, before, strict=True):
             if read() != value:
-                make(value)
+                write(value)
                 changed = True
-        return any([_put_back_stack(*stack, entered) for stack, entered in stacks]) or changed
+        return any([_put_back_stack(*stack, entries) for stack, entries in stacks]) or changed
 
     return undo
 
@@ -146,13 +146,13 @@ def put_back_settings() -> Callable[[], bool]:
 def _put_back_stack(
     read: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any], before: Any
 ) -> bool:
-    """Leave what was entered since, and enter what was left."""
+    """Leave what was entered since, enter again what was left, and return whether any was."""
     changed = False
-    while (there := read()) and _identities(there) != _identities(before[: len(there)]):
+    while (now := read()) and _identities(now) != _identities(before[: len(now)]):
         pop()
         changed = True
-    for thing in before[len(there) :]:
-        push(thing)
+    for entry in before[len(now) :]:
+        push(entry)
         changed = True
     return changed
 
@@ -179,4 +179,4 @@ STACKS: tuple[Stack, ...] = (
         lambda hooks: torch._C._autograd._push_saved_tensors_default_hooks(*hooks),
     ),
 )
-"""How what is on is read, left and entered."""
+"""The stacks of modes, and that of hooks on saved tensors."""

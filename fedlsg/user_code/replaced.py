@@ -1,5 +1,7 @@
-"""Functions that a model runs though no object of its own holds them: those that its code names in
-libraries, and methods of its layers' classes. Code of users may have replaced any of them.
+"""Functions that a model runs although no object of it holds them.
+
+These are functions of libraries that its code names, and methods of its layers' classes. Code of
+users may have replaced any of them.
 """
 
 from collections.abc import Iterable
@@ -12,18 +14,21 @@ from weakref import WeakKeyDictionary
 from fedlsg.user_code.failure import is_users
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
+"""Types of functions."""
 Place = tuple[dict[str, Any], str]
-"""Where a function is looked up: the names of a module, and its name."""
+"""The place of a function: the names of a module, and the function's name there."""
 
 _PLACES: WeakKeyDictionary[FunctionType, list[Place]] = WeakKeyDictionary()
-"""What a forward names; invalid when the forward is freed. A name that is given another value is
-looked up in its space each time.
+"""The places that a forward names. An entry is dropped with its forward. Values are looked up anew
+each time, because a name may get another one.
 """
 
 
 @lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def names_of(code: CodeType) -> tuple[str, ...]:
-    """What a function and the functions inside it name: variables, attributes, modules."""
+    """The names in the code of a function and of functions inside it: variables, attributes,
+    modules.
+    """
     inner = (names_of(part) for part in code.co_consts if isinstance(part, CodeType))
     return tuple(dict.fromkeys(chain(code.co_names, *inner)))
 
@@ -45,8 +50,9 @@ def named_by(forward: Any) -> list[Place]:
 
 
 def replaced(kinds: Iterable[type]) -> list[Any]:
-    """What layers of these classes run of a user's: methods that were replaced, and what forwards
-    name.
+    """Functions of users that layers of these classes may run.
+
+    Methods of the classes that users made, and all functions that their forwards name.
     """
     forwards = [getattr(kind, "forward", None) for kind in dict.fromkeys(kinds)]
     named = [space.get(name) for forward in forwards for space, name in named_by(forward)]

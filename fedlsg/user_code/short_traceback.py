@@ -1,4 +1,4 @@
-"""An error that fedlsg explains reaches its caller without the frames inside of fedlsg.
+"""Errors that fedlsg explains reach their caller without the frames inside of fedlsg.
 
 The message says what was expected, what was found and what to do; twenty frames above it hide the
 caller's own line. FEDLSG_TRACEBACK=full keeps them, and the errors behind.
@@ -18,14 +18,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 VARIABLE = "FEDLSG_TRACEBACK"
+"""The environment variable that keeps all frames."""
 FULL = "full"
+"""Its value."""
 
 
 def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors by a ``raise`` of fedlsg have one frame of it.
+    """The function, whose errors by a ``raise`` of fedlsg have no frames inside of fedlsg.
 
-    What a user's code raises, and what fails without a word of fedlsg's, keeps all of its frames;
-    Ctrl-C has none, so that what was printed of it is read.
+    Errors of a user's code, and errors that fedlsg does not explain, keep all of their frames.
+    Ctrl-C has none, so that the lines printed before it are read.
     """
 
     @wraps(function)
@@ -42,8 +44,9 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def explained(error: BaseException) -> bool:
-    """Whether a ``raise`` of fedlsg made an error, with no frame of a user's code on its way; or
-    the user's keyboard.
+    """Whether a ``raise`` of fedlsg made an error, and no frame of a user's code is in it.
+
+    True for the user's Ctrl-C as well.
     """
     if isinstance(error, KeyboardInterrupt):
         return True

@@ -1,6 +1,6 @@
-"""SHA-256 of the code that a name would run, without running it: for the user who decides whether
-it may.
+"""SHA-256 of the code that a name would run, without running it.
 
+It is for the user who decides whether the code may run.
 The code of a name (FILE.py:NAME or MODULE:NAME) is its file and all files below the folder of that
 file which it imports, directly or through another, anywhere in its text.
 """

@@ -1,5 +1,6 @@
-"""Import files of a user's from their text: never from a compiled copy, and of a file that was
-compared with a record no other text.
+"""Import a user's files from their text, never from a compiled copy.
+
+Of a file that was compared with a record, no other text runs.
 """
 
 import hashlib
@@ -37,8 +38,9 @@ def compare_no_more(folder: Path) -> None:
 
 
 class TextLoader(SourceFileLoader):
-    """Runs the text of a file. A compiled copy next to it may say what nobody reads and no digest
-    is of.
+    """Imports the text of a file, and never a compiled copy next to it.
+
+    Nobody reads a compiled copy, and it is in no digest.
     """
 
     def get_code(self, fullname: str) -> CodeType:

@@ -1,5 +1,4 @@
-"""Trade-off curves, and lower bounds on epsilon from guesses about which canaries were in the data
-of one run.
+"""Lower bounds on epsilon from guesses of one run's canaries, and trade-off curves to refute.
 
 A trade-off curve says how unlikely a claim lets an event become when one example is added or
 removed.
@@ -44,18 +43,23 @@ set.
 """
 
 POINTS = 256
+"""Values of epsilon at which a curve is computed."""
 SMALLEST_DELTA = 1e-9
+"""A curve ends at the epsilon of this delta."""
 END_OF_CURVE = 500.0
+"""The largest epsilon of a curve."""
 SMALLEST_MU = 1e-12
-FINEST, CELLS = 3e-3, 30_000
-"""Grid of a privacy loss distribution: its width, or that of so many cells for one step's
-losses.
-"""
+"""A smaller mu counts as perfect privacy."""
+FINEST = 3e-3
+"""Width of the grid of a privacy loss distribution, at least."""
+CELLS = 30_000
+"""Cells of that grid for one step's losses, at most."""
 
 
 def gaussian(mu: float) -> Least:
-    """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu). One Gaussian step without subsampling has mu =
-    1 / sigma.
+    """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu).
+
+    One Gaussian step without subsampling has mu = 1 / sigma.
     """
     if not 0 <= mu < math.inf:
         raise ValueError(f"expected 0 <= {mu=} < inf")
@@ -86,9 +90,9 @@ def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"
 def subsampled(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float
 ) -> tuple[Least, float]:
-    """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``, from their privacy
-    loss distribution.
+    """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``.
 
+    Both from the steps' privacy loss distribution.
     Guarantee: the deltas are rounded up, so g claims no more than is true, and no audit against it
     accuses because of the grid. One step, or several, at q = 1 are Gaussian and exact: mu =
     sqrt(steps) / sigma.
@@ -135,6 +139,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 GUESSED_SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
 """Shares of the canaries that are guessed; each has an equal part of the significance."""
 LARGEST_REFUTED = 200.0
+"""The largest epsilon that is tested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +192,9 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def one_run_epsilon(guesses: Guesses, delta: float, significance: float) -> float:
-    """Largest refuted epsilon: with confidence 1 - ``significance`` the mechanism is not (epsilon,
-    delta)-DP.
+    """The largest epsilon that the guesses refute at a significance.
+
+    With confidence 1 - ``significance`` the mechanism is not (epsilon, delta)-DP.
     """
     return largest(
         lambda epsilon: one_run_p_value(guesses, epsilon, delta) < significance, LARGEST_REFUTED
@@ -196,9 +202,9 @@ def one_run_epsilon(guesses: Guesses, delta: float, significance: float) -> floa
 
 
 def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
-    """Whether so many right guesses have a probability below ``significance`` under the trade-off
-    curve ``least``.
+    """Whether the guesses are less probable than ``significance`` under a trade-off curve.
 
+    least: g of the curve.
     With C the number of right guesses, r_i and h_i are the means over the canaries of P[this one
     right, C >= i] and P[this one wrong, C >= i]. Turning an inclusion bit makes the first event at
     i the second one at i - 1, so h_(i-1) >= g(r_i); and both grow by the same P[C = i], in
@@ -219,8 +225,9 @@ def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
 
 
 def f_dp_p_value(guesses: Guesses, least: Least) -> float:
-    """The smallest significance at which the curve is refuted, within a factor of 1.01 and not
-    below 1e-30.
+    """The smallest significance at which the curve is refuted.
+
+    Within a factor of 1.01, and not below 1e-30.
     """
     low, high = math.log(1e-30), 0.0
     if f_dp_refuted(guesses, least, math.exp(low)):
@@ -236,8 +243,9 @@ def f_dp_p_value(guesses: Guesses, least: Least) -> float:
 
 
 def largest(refuted: Callable[[float], bool], end: float, *, tolerance: float = 1e-4) -> float:
-    """The largest argument in [0, end] that is refuted, 0 where none is, for a test that refutes
-    all smaller ones.
+    """The largest argument in [0, end] that is refuted; 0 if none is.
+
+    refuted: a test that refutes all smaller arguments, too.
     """
     if not refuted(0.0):
         return 0.0

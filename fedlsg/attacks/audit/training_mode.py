@@ -1,5 +1,4 @@
-"""The training mode of the audit: canary examples in a real run, scored from the payloads that were
-recorded.
+"""The training mode of the audit: canary examples in a real run, scored from its payloads.
 
 A canary is an example with a wrong label: its gradient stays long and unlike the others'. The
 auditor knows the public state of every round, every payload, and every example of the data but
@@ -70,8 +69,9 @@ class Payload:
 def clipped_rows(
     observation: Observation, inputs: Batch, targets: Tensor
 ) -> Float[Tensor, "batch kept"]:
-    """What each example adds to the sum, on the CPU: the client's own gradients, block weights and
-    clip, row by row.
+    """What each example adds to the sum, row by row, on the CPU.
+
+    By the client's own gradients, block weights and clip.
     """
     precision, device = observation.local.precision, observation.values.device
     inputs, targets = each(inputs, lambda t: t.to(device)), targets.to(device)
@@ -145,9 +145,7 @@ def canary_scores(
 
 
 def payload_checks(payloads: Sequence[Payload]) -> list[Check]:
-    """All checks of payloads: canaries that move them more than is claimed, noise that is missing,
-    and noise that is reused.
-    """
+    """All checks of payloads: of sensitivity, of the noise's deviation, and of fresh noise."""
     residuals = [payload.residual.numpy() for payload in payloads]
     columns = np.array([(p.moved, p.expected, p.variance) for p in payloads]).reshape(-1, 3)
     return [
@@ -182,9 +180,9 @@ def check_sensitivity(
 
 
 def check_noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any
-    guess only grows.
+    """Payloads vary at least as much as their noise.
 
+    Whatever the sum is, its distance from any guess only grows.
     What the batches add hides missing noise. The check cannot find noise of half the claimed
     deviation if the batches add as much as the claimed noise, or more.
     """
@@ -200,9 +198,9 @@ def check_noise_deviation(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Ch
 
 
 def check_fresh_noise(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """No two of the last payloads are closer than fresh noise lets them be. Payloads of equally
-    many values are compared.
+    """No two of the last payloads are closer than fresh noise lets them be.
 
+    Payloads of equally many values are compared.
     Of two payloads let b be the later, or that of another client. Given all but its noise, r_b -
     r_a is that noise and a constant, whatever the examples add to either. Its squared length is
     noncentral chi-squared, so central chi-squared bounds its lower tail. The same holds for r_b +

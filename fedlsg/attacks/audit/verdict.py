@@ -1,8 +1,7 @@
-"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It reads
-nothing else.
+"""The audit's verdict, from the scores of canaries, a claim and the results of checks.
 
-A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and
-checks can show.
+A verdict is "falsified" or "not falsified", never "verified": an audit finds only what its canaries
+and checks can show.
 """
 
 from collections.abc import Sequence
@@ -33,14 +32,19 @@ from fedlsg.config import Setting, check_declared
 
 SIGNIFICANCE = 1e-3
 """Of each bound: both are stated at 99.9 % confidence."""
-STRONGEST_CURVE, WEAKEST_CURVE = 5.0, 8.0
-"""The f-DP bound looks from 2^5 times the claimed noise multiplier down to 2^-3 times."""
+STRONGEST_CURVE = 5.0
+"""The f-DP bound tests noise multipliers from 2^5 times the claimed one on."""
+WEAKEST_CURVE = 8.0
+"""It halves them up to so many times: down to 2^-3 times the claimed one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the ledger says of each client: ``epsilon`` at ``delta`` for ``steps`` of Poisson rate q
-    at sigma_eff.
+    """The claim about each client: ``epsilon`` at ``delta``, for a number of Gaussian steps.
+
+    sample_rate: the Poisson rate of a step.
+    noise_multiplier: effective noise multiplier of a step.
+    steps: number of steps.
     """
 
     epsilon: Epsilon
@@ -54,7 +58,7 @@ class Claim:
 
 
 def claim_of(event: Event, epsilon: float, delta: float) -> Claim:
-    """The claim of one event."""
+    """The claim of one event in a ledger."""
     q, sigma = event.sample_rate, event.noise_multiplier
     return Claim(
         epsilon=epsilon, delta=delta, sample_rate=q, noise_multiplier=sigma, steps=event.steps
@@ -62,7 +66,7 @@ def claim_of(event: Event, epsilon: float, delta: float) -> Claim:
 
 
 def stated_claim(stated: Stated) -> Claim:
-    """The claim as it is stated, at the least noise multiplier at which it is true."""
+    """The claim that a user states, at the least noise multiplier at which it is true."""
     return Claim(
         epsilon=stated.epsilon,
         delta=stated.delta,
@@ -79,8 +83,12 @@ def training_event(events: Sequence[Event]) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A lower bound on epsilon at the claim's delta, with the guesses that gave it; ``refutes`` the
-    claim or not.
+    """A lower bound on epsilon at the claim's delta.
+
+    epsilon: the bound.
+    refutes: whether it refutes the claim.
+    guesses: those that gave it.
+    p_value: of the claim; None where it is not computed.
     """
 
     epsilon: float
@@ -91,8 +99,10 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """mu of Gaussian differential privacy from the AUC of the scores, and its epsilon: an estimate
-    and no bound.
+    """An estimate of epsilon, which is no bound.
+
+    mu: of Gaussian differential privacy, from the AUC of the scores.
+    epsilon: of mu at the claim's delta.
     """
 
     mu: Rate
@@ -101,7 +111,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The three figures, the checks, and what of them says "falsified"."""
+    """Three figures about the claim, and the checks.
+
+    one_run, f_dp: lower bounds on epsilon.
+    estimate: of epsilon.
+    """
 
     claim: Claim
     one_run: Bound
@@ -125,9 +139,7 @@ class Verdict:
 
     @property
     def alarm(self) -> float:
-        """The probability at most that correct code is falsified: of both bounds and all checks
-        together.
-        """
+        """An upper bound on the probability of falsifying correct code, by any bound or check."""
         return 2 * SIGNIFICANCE + sum(check.significance for check in self.checks)
 
     @property
@@ -142,8 +154,9 @@ def judge(
     claim: Claim,
     checks: tuple[Check, ...] = (),
 ) -> Verdict:
-    """Figures from a score of each canary and whether it is ``included``. Scores may depend on
-    outputs only.
+    """The verdict from a score of each canary, and whether it is included.
+
+    Scores may depend on outputs only.
     """
     guesses = [guess(scores, included, share) for share in GUESSED_SHARES]
     return Verdict(
@@ -156,8 +169,9 @@ def judge(
 
 
 def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
-    """The best of the bounds of Steinke et al. over the numbers of guesses, which share the
-    significance.
+    """The best of the bounds of Steinke et al. over the numbers of guesses.
+
+    They share the significance.
     """
     level = SIGNIFICANCE / len(guesses)
     bounds = [(one_run_epsilon(of_share, claim.delta, level), of_share) for of_share in guesses]
@@ -166,11 +180,10 @@ def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
 
 
 def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
-    """The best f-DP bound over the numbers of guesses: what the claimed steps have at the largest
-    refuted noise.
+    """The best f-DP bound over the numbers of guesses.
 
     The curves tested are those of the claimed mechanism (q, steps) at more or less noise than
-    claimed; ``epsilon`` is that of the least private curve which the guesses refute.
+    claimed. ``epsilon`` is that of the least private curve that the guesses refute.
     """
     level = SIGNIFICANCE / len(guesses)
 
@@ -192,8 +205,8 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST_CURVE, tolerance=2e-3)
     best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
-    # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of
-    # the claim itself.
+    # The claimed epsilon is rounded up, and the curves have a grid of their own. So the verdict is
+    # the test of the claim itself, and the bound is moved to its side.
     epsilon = max(epsilon, claim.epsilon) if refutes else min(epsilon, claim.epsilon)
     p_value = min(1.0, min(p_values) * len(guesses))
     return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=p_value)
@@ -207,10 +220,10 @@ def noise_at(weakness: float, claim: Claim) -> float:
 def estimate(
     members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], delta: float
 ) -> Estimate:
-    """mu = sqrt(2) Phi^-1(AUC), exact for Gaussian scores, and epsilon(delta) of mu-GDP; intervals
-    at 95 %.
+    """mu = sqrt(2) Phi^-1(AUC) and epsilon(delta) of mu-GDP, with intervals at 95 %.
 
-    An AUC of 1 counts as one wrong pair in twice as many as there are.
+    Exact for Gaussian scores. An AUC of 1 counts as half a wrong pair.
+    Raises ValueError unless there are members and others.
     """
     if not len(members) or not len(others):
         raise ValueError(

@@ -1,5 +1,4 @@
-"""How often each class is in a batch: counts that several rules read, and the best of them by
-replay.
+"""How often each class is in a batch: counts by several rules, and the best of them by replay.
 
 Symbols: c classes, B examples, n (c,) counts, y what was received of the classifier, U (numbers, c)
 what one example of each class would have left there, db (c,) the gradient of its bias.
@@ -40,8 +39,9 @@ class Equations:
         return torch.from_numpy(solved)
 
     def distance(self, counts: Counts) -> float:
-        """Share of what was received that the replay of these counts leaves open, at its best
-        scale: between 0 and 1.
+        """The part of what was received that the replay of these counts does not explain.
+
+        At its best scale, between 0 and 1.
         """
         replayed = self.of_class.double() @ counts.double()
         cosine = float(F.cosine_similarity(replayed, self.received.double(), 0))
@@ -81,9 +81,9 @@ def outputs_alike(
     weight: Float[Tensor, "c h"],
     bias: Float[Tensor, " c"],
 ) -> Equations | None:
-    """db = sum_c n_c (p - e_c) with the outputs p of the batch's own mean feature (after iLRG, Ma
-    et al. 2023); None where no entry of db is negative.
+    """The equations of the bias with the outputs p of the batch's own mean feature.
 
+    db = sum_c n_c (p - e_c), after iLRG (Ma et al. 2023). None if no entry of db is negative.
     Rows of dW over their db are means of features. Those of negative rows weigh the examples of
     their own class most.
     """

@@ -1,19 +1,18 @@
-"""Closed forms of single linear layers: the input of the first one, labels and inputs of the
-classifier.
+"""Closed forms of linear layers: the first layer's input, the classifier's labels and inputs.
 
-Symbols: g (m,) gradient at the layer's output, x (n,) its input, v = L^T g (r,), s noise deviation.
+First layer. Symbols: g (m,) gradient at the layer's output, x (n,) its input, v = L^T g (r,).
     right = v x^T, bias = g    =>    x = right^T v / |v|^2
     (Phong et al. 2018 for dense gradients, where v = g)
 A clip factor, a learning rate and several local steps on the same example multiply v and cancel.
-Masked columns of ``right`` are not in the equation. Without a bias right = v x^T is the same for (v
-/ t, t x). The other layers are not: of all t x, replayed through the client's own step under a
-label, the one that gives what was received is the input.
+Masked columns of ``right`` are not in the equation. Without a bias, (v / t, t x) gives the same
+``right`` for every t. Then each t x is replayed through the client's own step under a label: the
+other layers show which t gives the received values.
 
-The classifier, which methods send dense: c classes, p (B, c) softmax outputs, f (B, h) its inputs
-("penultimate features"), y labels.
+Classifier, which methods send dense. Symbols: c classes, p (B, c) softmax outputs, f (B, h) its
+inputs ("penultimate features"), y labels.
     db = sum_i w_i (p_i - e_y_i)      dW = sum_i w_i (p_i - e_y_i) f_i^T      w_i clip factors
 Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao
-et al. 2020): other losses of classes are tried, and refused where they do not.
+et al. 2020). Other losses of classes are tested for this, and refused if they do not.
 """
 
 import itertools
@@ -50,15 +49,18 @@ from fedlsg.carriers import find_output_layer
 
 Values = Float[Tensor, " n"]
 
-DECADES, STEP = 2.0, 0.1
-"""Powers of ten within which a scale is searched, and the distance of those that are tried
-first.
-"""
+DECADES = 2.0
+"""Powers of ten up and down within which a scale is searched."""
+STEP = 0.1
+"""Distance between the powers of ten of the first grid."""
+LEAST_ENTRY = 1e-9
+"""Entries of an input below this share of the largest are rounding, and limit no scale."""
 
 
 def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
-    """g from the bias, frozen entries filled in from left = g u^T, NaN where neither was sent; None
-    without a bias.
+    """g from the bias; its frozen entries from left = g u^T.
+
+    NaN in entries of which neither was sent; None without a bias.
     """
     bias, left = layer.bias, layer.left
     if bias is None or not layer.scaled_alike or not bool((bias.values != 0).any()):
@@ -111,8 +113,9 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
 
 
 def frozen_columns(layer: ReceivedLayer, x: Values, g: Float[Tensor, " m"]) -> Values:
-    """x with its unknown entries solved from left = g (R x)^T where that determines them, NaN where
-    it does not.
+    """x with its unknown entries solved from left = g (R x)^T.
+
+    x as it is where that does not determine them.
     """
     frozen = x.isnan()
     if layer.left is None or layer.R is None or not 0 < int(frozen.sum()) <= len(layer.R):
@@ -129,19 +132,19 @@ def frozen_columns(layer: ReceivedLayer, x: Values, g: Float[Tensor, " m"]) -> V
 
 
 def fit_range(x: Values, prior: Prior) -> Values:
-    """x with the sign and the largest scale that keep it in the prior's range; its middle value
-    where it cannot be.
+    """x with the sign and the largest scale that keep it in the prior's range.
 
     Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive
-    one.
+    one. x as it is if no scale fits.
     """
     low, high = (end.flatten() for end in prior.bounds)
 
-    def largest(y: Tensor) -> float:
-        ends = torch.where(y > 0, high / y, torch.where(y < 0, low / y, torch.inf))
-        return float(ends[y.isfinite() & (y.abs() > 1e-9 * y.nan_to_num(0.0).abs().max())].min())
+    def largest_scale(y: Tensor) -> float:
+        scales = torch.where(y > 0, high / y, torch.where(y < 0, low / y, torch.inf))
+        counts = y.abs() > LEAST_ENTRY * y.nan_to_num(0.0).abs().max()
+        return float(scales[y.isfinite() & counts].min())
 
-    scale, sign = max((largest(sign * x), sign) for sign in (1.0, -1.0))
+    scale, sign = max((largest_scale(sign * x), sign) for sign in (1.0, -1.0))
     return x * sign * scale if 0 < scale < torch.inf else x
 
 
@@ -152,12 +155,12 @@ def clamp(x: Values, prior: Prior) -> Values:
 
 
 def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
-    """``guess`` of one input, known up to sign and scale, at the sign and scale that explain the
-    payload best.
+    """A guess of one input, at the sign and scale that explain the payload best.
 
-    Scales within ``DECADES`` powers of ten around the guess's own are tried on a grid, and the best
-    one of either sign refined. ``objective``: |replay - received| / |received|; without noise it is
-    0 at the input, to about 1e-8.
+    guess: known up to sign and scale.
+    Scales within ``DECADES`` powers of ten around the guess's own are tried on a grid with both
+    signs, and the best one is refined. ``objective`` of the result: |replay - received| /
+    |received|; without noise it is 0 at the input, to about 1e-8.
     Raises DoesNotApply for several inputs, or one with unknown entries.
     """
     if len(guess.inputs) != 1 or not bool(guess.inputs.isfinite().all()):
@@ -167,14 +170,14 @@ def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
     target, size = torch.tensor([label]), float(observation.values.norm())
     start = guess.inputs.to(observation.values)
 
-    def off(sign: float, power: float) -> float:
+    def error(sign: float, power: float) -> float:
         sent = replay(observation, _scaled(start, sign, power), target).detach()
         return float((sent - observation.values).norm()) / size
 
-    tried = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
-    _, sign, power = min((off(sign, power), sign, power) for sign, power in tried)
+    grid = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
+    _, sign, power = min((error(sign, power), sign, power) for sign, power in grid)
     best = minimize_scalar(
-        lambda p: off(sign, p),
+        lambda p: error(sign, p),
         bounds=(power - STEP, power + STEP),
         method="bounded",
         options={"xatol": 1e-12},
@@ -193,10 +196,10 @@ def _scaled(start: Tensor, sign: float, power: float) -> Tensor:
 
 
 def head_of(observation: Observation) -> ReceivedLayer:
-    """The classifier's equations.
+    """What was received of the classifier, the model's last linear layer.
 
-    Raises DoesNotApply for a model that has none, or sent nothing of it, and where the targets are
-    no classes.
+    Raises DoesNotApply for a model without a linear classifier, for one that is carried or of which
+    nothing was sent, and for targets that are no classes.
     """
     if not observation.class_targets:
         raise DoesNotApply(
@@ -212,12 +215,11 @@ def head_of(observation: Observation) -> ReceivedLayer:
 
 
 def label_of_one(observation: Observation) -> int:
-    """The label of one example: the negative entry of db (iDLG), without a whole db the largest row
-    of dW.
+    """The label of one example: the negative entry of db (iDLG), or the largest row of dW.
 
-    Both are exact for one example without noise, whatever the clip: the entries of p - e_y sum to
-    zero and only that of y is negative, so that it is also the largest. With masked entries of dW
-    its row factors are fitted first.
+    The row is read if db was not sent as a whole. Both are exact for one example without noise,
+    whatever the clip: the entries of p - e_y sum to zero and only that of y is negative, so that it
+    is also the largest. With masked entries of dW its row factors are fitted first.
     """
     layer = head_of(observation)
     _check_signs(observation, layer.right.values.shape[0])
@@ -230,8 +232,10 @@ def label_of_one(observation: Observation) -> int:
 
 
 def _check_signs(observation: Observation, classes: int) -> None:
-    """Raise DoesNotApply unless the loss pulls the output of the own class up, and more than any
-    other down.
+    """Raise DoesNotApply unless the loss pulls the output of an example's class up most.
+
+    That is: the gradient is negative at the class, not negative elsewhere, and nowhere larger than
+        at the class.
     """
     outputs = (
         torch.randn(classes, classes, generator=torch.Generator().manual_seed(0))
@@ -260,41 +264,45 @@ def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> In
     """How often each class is in the batch, from what was sent of the classifier (``label_fit``).
 
     The expected input of the prior is sent through the client's own step once with each class as
-    label: what one example of class c would leave, clipped. Least squares, on the bias and on all
-    that was sent, the outputs of the batch's own mean feature, and the signs of db each give
-    counts that sum to B (to the sum of the least squares where B is not granted). Those whose
-    replay is nearest are kept. The batch's own outputs judge, too, where they are exact (no noise)
-    or nothing is known of inputs.
-    An estimate: it takes outputs p and clip factors for alike.
-    Raises DoesNotApply where nothing was sent of the classifier.
+    label: what one example of class c would leave, clipped. Candidates for the counts are
+        - least squares on the bias, if it was sent as a whole;
+        - least squares on all that was sent;
+        - least squares with the outputs of the batch's own mean feature (``outputs_alike``);
+        - the signs of db.
+    Each is rounded to sum to B, or to the sum of the first least squares if B is not granted. The
+    candidate whose replay is nearest is the result. The batch's own outputs judge, too, where they
+    are exact (no noise) or nothing is known of inputs.
+    An estimate: it assumes equal outputs p and clip factors for all examples.
+    Raises DoesNotApply if nothing was sent of the classifier.
     """
     layer = head_of(observation)
     classes = range(len(layer.right.values))
     alone = [one_example(observation, prior, label, layer.path) for label in classes]
-    replays = [_equations(alone, layer, bias_only=False)]
-    db, dW = _logit_gradient(layer), layer.right
+    on_all = _equations(alone, layer, bias_only=False)
+    problems, judges = [on_all], [on_all]
     if layer.bias is not None and layer.bias.whole:
-        replays.insert(0, _equations(alone, layer, bias_only=True))
-    if not bool(replays[0].received.any()):
+        problems.insert(0, _equations(alone, layer, bias_only=True))
+    if not bool(problems[0].received.any()):
         raise DoesNotApply("nothing was sent of the classifier: label counts read its gradient")
-    examples = known.examples or max(1, round(float(replays[0].solve().sum())))
-    judges = replays[-1:]
+    examples = known.examples or max(1, round(float(problems[0].solve().sum())))
+    db, dW = _logit_gradient(layer), layer.right
     if db is not None and dW.whole and layer.bias is not None:
         module: Any = observation.model.get_submodule(layer.path)
-        equations_here = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
-        if equations_here is not None:
-            replays.append(equations_here)
+        of_batch = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
+        if of_batch is not None:
+            problems.append(of_batch)
             if observation.noise_std == 0 or prior.mean is None:
-                judges = [*judges, equations_here]
-    candidates = [round_to(equations.solve(), examples) for equations in replays]
+                judges.append(of_batch)
+    candidates = [round_to(problem.solve(), examples) for problem in problems]
     if db is not None:
         candidates.append(by_signs(db, examples))
     return nearest(candidates, judges)
 
 
 def _logit_gradient(layer: ReceivedLayer) -> Float[Tensor, " c"] | None:
-    """db; without a bias the sums of the rows of dW, which have its signs where features are
-    positive; None where neither was sent as a whole.
+    """db; without a bias the sums of the rows of dW.
+
+    The sums have the signs of db where features are positive. None if neither was sent as a whole.
     """
     if layer.bias is not None:
         return layer.bias.values if layer.bias.whole else None
@@ -304,7 +312,10 @@ def _logit_gradient(layer: ReceivedLayer) -> Float[Tensor, " c"] | None:
 def _equations(
     alone: Sequence[ReceivedLayer], layer: ReceivedLayer, *, bias_only: bool
 ) -> Equations:
-    """What single examples of each class leave of the classifier, and what was received."""
+    """What single examples of each class would leave of the classifier, and what was received.
+
+    bias_only: of db alone.
+    """
     of_class = torch.stack([_sent(gradient, bias_only) for gradient in alone], 1)
     return Equations(of_class=of_class, received=_sent(layer, bias_only))
 
@@ -326,8 +337,9 @@ def one_example(observation: Observation, prior: Prior, label: int, path: str) -
 
 
 def labels_of(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " batch"]:
-    """The batch's labels, ascending: iDLG for one example, counts for more. Raises DoesNotApply as
-    those do.
+    """The batch's labels, ascending: by iDLG for one example, by counts for more.
+
+    Raises DoesNotApply as those do.
     """
     if known.examples == 1:
         return torch.tensor([label_of_one(observation)])
@@ -336,13 +348,12 @@ def labels_of(observation: Observation, prior: Prior, known: Knowledge) -> Int[T
 
 
 def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
-    """Inputs of the classifier, one a class that is in the batch, (present, h), with that class as
-    label.
+    """Inputs of the classifier (present, h): one for each class in the batch, with its label.
 
-    One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without. More: the
-    row of a class over its db, a mean of features in which examples of that class weigh most; exact
-    in the limit of confident outputs. Entries of dW that were not sent are left out, a column
-    without any is NaN. ``objective``: residual of one example.
+    One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without one. More
+    examples: the row of a class over its db, a mean of features in which examples of that class
+    weigh most; exact in the limit of confident outputs. Entries of dW that were not sent are left
+    out; a column without any is NaN. ``objective``: residual of one example.
     """
     layer = head_of(observation)
     labels = labels_of(observation, prior, known).unique()
@@ -374,5 +385,6 @@ def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
 
 
 def _row(right: Received, db: Float[Tensor, " c"], label: int) -> Float[Tensor, " h"]:
+    """The row of dW of a class over its db; NaN in entries that were not sent."""
     f: Tensor = torch.where(right.kept[label], right.values[label] / db[label], torch.nan)
     return f

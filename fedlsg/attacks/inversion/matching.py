@@ -11,9 +11,10 @@ Each minimises an objective over the pixels, by the adversary's own replay of th
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable
                          batch, for sigma > 0
 
-Each is adaptive by default: it knows the clip and the frame. Several local steps are replayed (the
-surrogate model extension). Unknown are the pixels, in the prior's range, and labels that the threat
-model does not give: they are optimised as soft labels, or inferred before (``linear.labels_of``).
+Each is adaptive by default: it knows the clip and the frame. Several local steps are replayed on
+one candidate batch (``replay``). Unknown are the pixels, in the prior's range, and labels that the
+threat model does not give: they are optimised as soft labels, or inferred before
+(``linear.labels_of``).
 """
 
 import math
@@ -113,9 +114,9 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
 
 
 class Pixels:
-    """The unknowns of the search as one flat vector: B images and, without known labels, logits of
-    soft labels.
+    """The unknowns of the search as one flat vector: B images, and logits of unknown labels.
 
+    The logits are those of soft labels.
     shape: (B, *shape of an image).
     labels: the known labels, or None.
     expected: (B, *shape) the expected images without the update.
@@ -294,6 +295,7 @@ def _energy(
 
 
 def _note(attack: Matching, knowledge: Knowledge, examples: int, restarts: int) -> str:
+    """The words for a guess."""
     labels = "granted" if knowledge.labels is not None else "searched for as soft ones"
     size = (
         "granted"

@@ -1,11 +1,10 @@
-"""What the adversary knows about images before it sees a payload, and whether a payload can be
-enough without it.
+"""The adversary's knowledge of images before a payload, and the count of a payload's equations.
 
 Symbols: B examples, C channels, d numbers of one image. A prior is made of public constants and
 public examples only: shape, value range, statistics of public images. The unknowns of a batch are
-its B d inputs, d numbers each, and B labels where these are not known. At least as many equations
-as unknowns is necessary to know the batch without a prior, and not sufficient: equations repeat
-each other. Noise is not counted.
+its B d input numbers, and B labels if these are not known. Without a prior, a batch can be known
+only if there are as many equations as unknowns. This is not sufficient, because equations may
+depend on each other. Noise is not counted.
 """
 
 import math
@@ -24,12 +23,12 @@ COVARIANCE_SHRINKAGE = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Shape of one input, its range in the units that the model sees, and what public images say.
+    """Public knowledge of inputs, in the units that the model sees.
 
     shape: (C, height, width) for images; total variation is taken over the last two axes.
     low, high: ends of the range of values, one number or one a channel.
     mean: the image to expect, (*shape), or one for each class, (classes, *shape); None: the middle
-    of the range.
+        of the range.
     spread: how images differ from their mean; None: nothing is known but the range.
     """
 
@@ -90,10 +89,10 @@ class Prior:
     def expected(
         self, examples: int, labels: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch *shape"]:
-        """The images to expect before any payload, float64: those of the classes where both are
-        known.
+        """The images to expect before any payload, in float64.
 
-        Raises ValueError for a label that the mean of classes does not have.
+        Those of the labels' classes, if labels and means of classes are known. Raises ValueError
+        for a label without a mean.
         """
         low, high = self.bounds
         mean = (low + high) / 2 if self.mean is None else self.mean.double().cpu()
@@ -111,11 +110,11 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spread:
-    """A Gaussian around 0 of images: its inverse covariance is (I - factors^T factors) / variance.
+    """The Gaussian law of the deviations of images from their mean.
 
-    It has k d numbers for k public images, and never d^2: those of an image of 224 pixels a side
-    would be 181 GB.
-    variance: of the directions in which public images do not differ.
+    Its inverse covariance is (I - factors^T factors) / variance. It takes k d numbers for k public
+    images, and never d^2: for images of 224 pixels a side these would be 181 GB.
+    variance: in directions in which public images do not differ.
     factors: (k, d).
     """
 
@@ -170,8 +169,7 @@ def prior_from(
     low: float | tuple[float, ...],
     high: float | tuple[float, ...],
 ) -> Prior:
-    """The Gaussian prior that public images give: their mean (of each class), and their covariance
-    around it.
+    """The Gaussian prior from public images: their mean (of each class), and their covariance.
 
     It takes as much memory as the images in float64, however large they are. Raises ValueError for
     a class without an image, and for fewer than two images.
@@ -179,31 +177,32 @@ def prior_from(
     if len(images) < 2:
         raise ValueError(f"expected two public images or more, got {len(images)}")
     flat = images.detach().double().cpu().flatten(1)
-    mean, class_mean = flat.mean(0), flat.mean(0)
+    mean = flat.mean(0)
+    mean_of_image = mean
     if labels is not None:
         counts = torch.bincount(labels.cpu())
         if bool((counts == 0).any()):
             raise ValueError(f"expected public images of every class, got counts {counts.tolist()}")
         mean = torch.stack([flat[labels.cpu() == c].mean(0) for c in range(len(counts))])
-        class_mean = mean[labels.cpu()]
+        mean_of_image = mean[labels.cpu()]
     shape = tuple(images.shape[1:])
     return Prior(
         shape=shape,
         low=low,
         high=high,
         mean=mean.reshape(*mean.shape[:-1], *shape),
-        spread=spread_of(flat - class_mean),
+        spread=spread_of(flat - mean_of_image),
     )
 
 
 def blind_guess(prior: Prior, knowledge: Knowledge, *, examples: int | None = None) -> Guess:
-    """The expected image of the prior for every example: of its class where labels are granted and
-    classes have one.
+    """The expected image of the prior for every example: the guess without a payload.
 
-    It has the least mean squared error of all guesses without a payload, so nothing blind does
-    better. What an attack scores above it was in the payload; a PSNR without it says nothing (a
-    grey image has 10 dB). ``examples`` is their number where none is granted. Raises ValueError
-    where neither says how many.
+    It is the expected image of the example's class if labels are granted and classes have one. Of
+    all guesses without a payload it has the least mean squared error. What an attack scores above
+    it was in the payload; a PSNR alone says nothing (a grey image has 10 dB).
+    examples: their number, if ``knowledge`` does not grant it.
+    Raises ValueError if neither says how many.
     """
     count = knowledge.examples or examples
     if count is None or count < 1:
@@ -222,8 +221,9 @@ def blind_guess(prior: Prior, knowledge: Knowledge, *, examples: int | None = No
 
 
 def total_variation(images: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
-    """Mean absolute difference of neighbours, down plus across, of each image (Geiping et al. 2020,
-    Eq. 4).
+    """Mean absolute difference of neighbours, down plus across, of each image.
+
+    Geiping et al. 2020, Eq. 4.
     """
     down, across = images.diff(dim=-2).abs(), images.diff(dim=-1).abs()
     return down.flatten(1).mean(1) + across.flatten(1).mean(1)
@@ -234,7 +234,8 @@ def surprise(
 ) -> Float[Tensor, " batch"]:
     """-log density of each image under the Gaussian around ``expected``, up to a constant.
 
-    Without a spread the pixels are independent with the variance of their range, span^2 / 12.
+    Without a spread the pixels are independent, with the variance of a uniform law on their range:
+    (high - low)^2 / 12.
     """
     deviations = (images - expected).flatten(1)
     if prior.spread is not None:
@@ -272,8 +273,9 @@ class Count:
 
     @property
     def enough(self) -> bool:
-        """Whether there are as many equations as unknowns: without it no attack can be exact
-        without a prior.
+        """Whether there are as many equations as unknowns.
+
+        If not, no attack without a prior can be exact.
         """
         return self.equations >= self.unknowns
 
@@ -281,9 +283,9 @@ class Count:
 def count_equations(
     observation: Observation, prior: Prior, threat: ThreatModel, known: Knowledge
 ) -> Count:
-    """Received numbers against unknowns.
+    """The count of received numbers and unknowns.
 
-    Raises ValueError where ``known`` holds less than the threat model grants, or ``threat`` is for
+    Raises ValueError if ``known`` holds less than the threat model grants, and if ``threat`` is for
     one client and the observation is of several.
     """
     if threat.labels == "known" and known.labels is None:
@@ -316,11 +318,10 @@ def count_equations(
 
 
 def _repeated(observation: Observation, parameter: str, rank: int) -> int:
-    """r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR; a mask on either leaves the other one
-    alone.
+    """How many numbers of a carried weight are received twice.
+
+    The r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR. If one of the two is masked, the
+    numbers are in the other one alone.
     """
-    return (
-        rank**2
-        if all(b.kept == b.size for b in observation.frame.blocks if b.parameter == parameter)
-        else 0
-    )
+    blocks = [b for b in observation.frame.blocks if b.parameter == parameter]
+    return rank**2 if all(b.kept == b.size for b in blocks) else 0

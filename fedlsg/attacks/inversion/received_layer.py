@@ -28,8 +28,11 @@ SWEEPS = 200
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Received:
-    """One matrix or vector as received: zero where it was not sent, and the deviation of the noise
-    on each number.
+    """One matrix or vector as received.
+
+    values: zero where nothing was sent.
+    kept: which numbers were sent.
+    noise_std: deviation of the noise on each number.
     """
 
     values: Float[Tensor, "*shape"]
@@ -53,11 +56,13 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReceivedLayer:
-    """The equations of one layer; L and R are None where the gradient is dense, R alone where
-    nothing came of dL.
+    """The equations of one layer.
 
+    path: of the layer.
+    right, left, bias: see the module docstring; None where nothing was received.
+    L, R: the carriers; None for a dense gradient.
     scaled_alike: whether the same clip factor is on all three, so that their ratios are those of
-    the gradients.
+        the gradients.
     """
 
     path: str
@@ -79,8 +84,9 @@ class ReceivedLayer:
 
 
 def first_layer(observation: Observation) -> str:
-    """Path of the layer that sees the model's input. Raises DoesNotApply unless it is a trained
-    linear layer.
+    """Path of the layer that sees the model's input.
+
+    Raises DoesNotApply unless it is a trained linear layer.
     """
     path, module = "", observation.model
     if observation.encoded:
@@ -155,8 +161,9 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
 
 
 def received_first_layer(observation: Observation, size: int) -> ReceivedLayer:
-    """The equations of the first layer. Raises DoesNotApply as above, and where it does not take
-    ``size`` numbers.
+    """The equations of the first layer, which must take ``size`` numbers.
+
+    Raises DoesNotApply as above, and for another size.
     """
     layer = received_layer(observation)
     if size != layer.inputs:
@@ -202,9 +209,9 @@ def ratio(right: Received, v: Float[Tensor, " rows"]) -> Ratio:
 
 
 def direction(right: Received) -> tuple[Float[Tensor, " n"], float]:
-    """Unit x of the rank-one matrix that fits what was sent of ``right`` best, NaN in empty
-    columns, and the residual.
+    """The unit vector x of the rank-one matrix v x^T that fits ``right`` best, and the residual.
 
+    x is NaN in columns of which nothing was sent.
     The leading singular vector where whole columns were sent, refined by alternating least squares
     where single entries were: exact for one example without noise once the sent entries tie all
     rows and columns together.

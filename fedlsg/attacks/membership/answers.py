@@ -21,8 +21,9 @@ Need = Literal["shadows", "public"]
 def scaled_confidence(
     logits: Float[Tensor, "*batch classes"], labels: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    """phi = log(p_y / (1 - p_y)) from logits, without rounding to 0 or 1: z_y - logsumexp of the
-    other logits.
+    """phi = log(p_y / (1 - p_y)) from logits: z_y - logsumexp of the other logits.
+
+    So nothing is rounded to 0 or 1.
     """
     chosen = labels.unsqueeze(-1)
     others = logits.scatter(-1, chosen, -torch.inf).logsumexp(-1)

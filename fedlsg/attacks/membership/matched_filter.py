@@ -25,8 +25,9 @@ from torch import Tensor
 
 
 def closed_form_tpr(fpr: float, effective_noise_multiplier: float) -> float:
-    """TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff) of one payload, for an example that the clip acts
-    on.
+    """TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff) of one payload.
+
+    For an example that the clip shortens.
     """
     if not 0 < fpr < 1 or not 0 < effective_noise_multiplier < math.inf:
         raise ValueError(f"expected 0 < {fpr=} < 1 and finite {effective_noise_multiplier=} > 0")

@@ -1,6 +1,4 @@
-"""Layers whose per-example gradients are a function of one call: built in, by torch.func, or
-registered by a user.
-"""
+"""Layers whose gradients are a function of one call: built in, by torch.func, or registered."""
 
 from fedlsg.gradients.calls.registry import (
     CallGradients,

@@ -1,13 +1,14 @@
-"""How each trainable parameter gets its per-example gradients, by the modules that own it; the
-error where none has.
+"""The way in which each trainable parameter gets its per-example gradients: layer, call or use.
 
-A layer whose gradients come from one call is built in, or registered by a user. It is looked up by
-its exact type: a subclass may compute something else. torch.func computes what has no entry.
-
-layer   the five types of ``LAYERS``, hooked as in ``hooked_layers``
-call    a module that ``kind_of`` knows; it answers for the modules inside it, too
+layer   a type in ``LAYERS``, hooked as in ``hooked_layers``
+call    a module that ``kind_of`` knows. Its gradients are a function of one call, and include those
+        of the modules inside it.
 use     every other parameter (a class token, a scale, a shared weight, one that is read next to its
         layer): ``uses``
+
+A layer whose gradients come from one call is built in, or registered by a user. It is looked up by
+its exact type: a subclass may compute something else. For layers of torch without an entry,
+torch.func computes them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,19 +29,21 @@ from fedlsg.gradients.calls.torch_func import (
     attention_refusal,
     by_torch_func,
 )
-from fedlsg.gradients.formulas import embedding_rows
+from fedlsg.gradients.formulas import call_formulas
 from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer or parameter has no per-example gradient; the message says which, why, and what to
-    do.
+    """A layer or parameter without per-example gradients.
+
+    The message says which, why, and what to do.
     """
 
 
 class ReadElsewhereError(UnsupportedLayerError):
-    """Parameters whose gradient came next to their layers' calls, where it cannot be split by
-    example.
+    """Parameters that were used outside of their layers' calls.
+
+    Their gradient cannot be split by example there. names: of the parameters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -64,7 +67,9 @@ CallGradients = Callable[[Any, tuple[Any, ...], Any], Mapping[str, Tensor]]
 
 
 SHARED = (nn.Linear, nn.Embedding)
-"""Layers whose weight may be shared or read by a subclass' own code: by its uses (``ways``)."""
+"""Layers whose weight may be shared, or read by a subclass' own code. It is then followed by its
+uses.
+"""
 USED_ALONE = (nn.ParameterList, nn.ParameterDict)
 """Modules of torch without a layer's computation: their parameters are used elsewhere
 (``uses``).
@@ -75,15 +80,17 @@ STATISTICS = (_BatchNorm, _InstanceNorm)
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How the gradients of a type of layer are found.
+    """How the gradients of a type of layer are computed from one call.
 
-    least: fewest dimensions of its first input.
-    axes: the axis of the examples in each tensor of the inputs; by default the first one of the
-        first tensor is checked.
-    size: the number of examples where no axis shows it; None where one does.
-    refusal: why a module of this type is refused, with the fix.
-    positions: an input without a batch may get one.
-    by_torch_func: whether torch.func computes them, so that their share of the time is worth
+    The fields are functions of a module, and partly of the inputs of its call.
+    gradients: of each example; ``gradients(module, inputs, output_gradient)``.
+    least: fewest dimensions of the first input.
+    axes: the axis of the examples in each tensor of the inputs; by default only the first tensor is
+        checked, on its first axis.
+    size: the number of examples, if no axis has it; None if one does.
+    refusal: why a module of this type is refused, with the fix; None if it is not.
+    positions: whether an input without a batch may get one.
+    by_torch_func: whether torch.func computes the gradients, so that its share of the time is worth
         reporting.
     """
 
@@ -96,32 +103,30 @@ class Kind:
     by_torch_func: bool = False
 
 
-def shown(type: type[nn.Module]) -> str:
-    """The name of a type in a user's code."""
+def type_name(type: type[nn.Module]) -> str:
+    """The name of a type in a user's code, for messages."""
     return f"nn.{type.__name__}" if type.__module__.startswith("torch.nn.") else type.__name__
 
 
 def _table_refusal(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
-    if module.scale_grad_by_freq:
-        return (
-            "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
-        )
-    return None
+    if not module.scale_grad_by_freq:
+        return None
+    return "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
 
 
 def _statistics_refusal(module: Any) -> str | None:
-    return (
-        "running statistics are of the batch; set track_running_stats=False"
-        if module.track_running_stats
-        else None
-    )
+    if not module.track_running_stats:
+        return None
+    return "running statistics are of the batch; set track_running_stats=False"
 
 
 def _bag_axes(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> Axes:
+    """Row numbers (B, T) have the examples; those of all bags on one axis do not."""
     return (0,) if inputs[0].ndim == 2 else (None,)
 
 
-def _bags(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> int | None:
+def _bag_count(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> int | None:
+    """The number of bags by their offsets; None for row numbers (B, T)."""
     return None if inputs[0].ndim == 2 else len(inputs[1]) - module.include_last_offset
 
 
@@ -134,9 +139,9 @@ def _dimensions(module: nn.Module) -> int:
     return 2 if isinstance(module, nn.Linear | nn.Bilinear | nn.GroupNorm) else 1
 
 
-_CONVOLUTION = Kind(gradients=embedding_rows.convolution, least=_dimensions)
+_CONVOLUTION = Kind(gradients=call_formulas.convolution, least=_dimensions)
 _INSTANCE_NORM = Kind(
-    gradients=embedding_rows.instance_norm,
+    gradients=call_formulas.instance_norm,
     least=lambda module: module._get_no_batch_dim() + 1,
     refusal=_statistics_refusal,
 )
@@ -149,14 +154,16 @@ _RECURRENT = Kind(
     by_torch_func=True,
 )
 _CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
-GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
-    nn.Embedding: Kind(gradients=embedding_rows.embedding, refusal=_table_refusal),
+    nn.Embedding: Kind(gradients=call_formulas.embedding, refusal=_table_refusal),
     nn.EmbeddingBag: Kind(
-        gradients=embedding_rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal
+        gradients=call_formulas.embedding_bag,
+        axes=_bag_axes,
+        size=_bag_count,
+        refusal=_table_refusal,
     ),
     nn.RMSNorm: Kind(
-        gradients=embedding_rows.rms_norm,
+        gradients=call_formulas.rms_norm,
         least=lambda module: 1 + len(module.normalized_shape),
         positions=True,
     ),
@@ -179,7 +186,10 @@ looked up here.
 OWN_AXES = (nn.RNNBase, nn.MultiheadAttention, nn.RNNCellBase)
 """Layers with examples on an axis of their own choice, or that torch.func cannot follow: a subclass
 with another ``forward`` is refused."""
+GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
+"""Layers of torch without an entry."""
 _registered: dict[type[nn.Module], CallGradients] = {}
+"""The gradient functions that users registered, by type."""
 
 
 def register_layer(type: type[nn.Module], gradients: CallGradients = by_torch_func) -> None:
@@ -222,15 +232,15 @@ def register_layer(type: type[nn.Module], gradients: CallGradients = by_torch_fu
 
 
 def registered_layers() -> dict[type[nn.Module], CallGradients]:
-    """What users registered in this process: gradient functions by type, in the order of
-    registration.
-    """
+    """The gradient functions that users registered in this process, by type, in their order."""
     return dict(_registered)
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """How a module's gradients are found from its call; None for formulas of ``LAYERS``, uses, and
-    no parameters.
+    """How a module's gradients are computed from its call.
+
+    None for a module with formulas in ``LAYERS``, for one without parameters, and for one whose
+    parameters are followed by their uses.
     """
     layer_type = type(module)
     if layer_type in _registered:
@@ -246,8 +256,10 @@ def kind_of(module: nn.Module) -> Kind | None:
 
 
 def _without_formula(module: nn.Module) -> Kind | None:
-    """torch.func, for layers of torch without an entry above, subclasses, and layers with
-    parametrized weights.
+    """The kind of a module that is neither registered nor built in by its exact type.
+
+    ``GENERAL`` (torch.func) for layers of torch without an entry, for subclasses, and for layers
+    with parametrized weights. None for modules whose parameters are followed by their uses.
     """
     layer_type: Any = type(module)
     if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(
@@ -256,16 +268,14 @@ def _without_formula(module: nn.Module) -> Kind | None:
         return None
     if isinstance(module, OWN_AXES):
         base: Any = next(kind for kind in layer_type.__mro__ if kind in BUILT_IN)
-        return (
-            BUILT_IN[base]
-            if layer_type.forward is base.forward and "forward" not in vars(module)
-            else None
-        )
-    known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
-    return GENERAL if known or layer_type.__module__.startswith("torch.nn.") else None
+        has_own_forward = layer_type.forward is not base.forward or "forward" in vars(module)
+        return None if has_own_forward else BUILT_IN[base]
+    is_subclass = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
+    of_torch = layer_type.__module__.startswith("torch.nn.")
+    return GENERAL if is_subclass or of_torch else None
 
 
-_Type = type
+_Type = type  # ``register_layer`` has a parameter ``type``
 
 
 Place = tuple[nn.Module, str]
@@ -274,8 +284,11 @@ Place = tuple[nn.Module, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """Names of trainable parameters: of each call by the path of its module, and with all places of
-    each use.
+    """The names of trainable parameters by the way in which they get their gradients.
+
+    calls: names of the parameters of each call, by the path of its module.
+    uses: all places of each parameter that is followed by its uses, by its name.
+    All others are parameters of layers.
     """
 
     calls: Mapping[str, list[str]] = field(default_factory=dict)
@@ -283,13 +296,14 @@ class Ways:
 
     @property
     def others(self) -> set[str]:
-        """All parameters that are not by layers."""
+        """All parameters that get their gradients by calls or uses, and not by layers."""
         return {name for names in self.calls.values() for name in names} | self.uses.keys()
 
 
 def ways_of(model: nn.Module, read: Collection[str] = ()) -> Ways:
-    """The way of every trainable parameter; a shared one under its first name. Those in ``read``
-    are by their uses.
+    """The way of every trainable parameter of a model; a shared one has its first name.
+
+    read: parameters that are followed by their uses in any case.
     """
     if not read and _by_layers(model, set()):
         return BY_LAYERS
@@ -298,10 +312,11 @@ def ways_of(model: nn.Module, read: Collection[str] = ()) -> Ways:
         places.setdefault(place[0]._parameters[place[1]], []).append((name, call, place))  # type: ignore[arg-type]
     calls: dict[str, list[str]] = {}
     uses: dict[str, list[Place]] = {}
-    for found in places.values():
-        name, call, (module, _) = found[0]
-        if name in read or len(found) > 1 or (call is None and not has_formulas(module)):
-            uses[name] = [place for _, _, place in found]
+    for of_parameter in places.values():
+        name, call, (module, _) = of_parameter[0]
+        shared = len(of_parameter) > 1
+        if name in read or shared or (call is None and not has_formulas(module)):
+            uses[name] = [place for _, _, place in of_parameter]
         elif call is not None:
             calls.setdefault(call, []).append(name)
     return Ways(calls=calls, uses=uses)
@@ -312,8 +327,9 @@ BY_LAYERS = Ways()
 
 
 def _by_layers(module: nn.Module, seen: set[int]) -> bool:
-    """Whether all parameters are by layers, and none is shared: the answer for most models, in
-    little time.
+    """Whether all parameters get their gradients by layers, and none is shared.
+
+    This is so for most models, and takes little time. seen: identities of parameters so far.
     """
     parameters, children = module._parameters, module._modules
     if not parameters and not children:
@@ -332,8 +348,10 @@ def _by_layers(module: nn.Module, seen: set[int]) -> bool:
 def _places(
     module: nn.Module, path: str, call: str | None
 ) -> Iterator[tuple[str, str | None, Place]]:
-    """Name, path of the call that answers for it, and place of each trainable parameter; a shared
-    one repeatedly.
+    """Name, path of the call that has it, and place of each trainable parameter.
+
+    A shared parameter is given once for each place. The path is None for a parameter without a
+    call. call: the path of the call around the module, or None.
     """
     if call is None and kind_of(module) is not None:
         call = path

@@ -1,11 +1,11 @@
-"""Where the examples are in what layers and tables read: runs over one example and over three say
-it.
+"""Survey of a model: the axis of the examples in the inputs of layers and in reads of tables.
 
 Inputs (T, n) of positions and (B, n) of the batch look alike where T = B, and so do (T, B, n) and
-(B, T, n). An axis that has length 1 for one example and 3 for three has the examples; a value that
-keeps its shape belongs to no example. Examples that share their axis with positions must come one
-after another: each third is compared with one of the runs over one example. Taking positions for
-examples would clip parts of an example one by one.
+(B, T, n). If positions were taken for examples, parts of an example would be clipped one by one. So
+the model runs on one example and on three. An axis that has length 1 in the first run and 3 in the
+second one has the examples; a value that keeps its shape belongs to no example. Examples that share
+their axis with positions must come one after another: each third is compared with the run over that
+example alone.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -23,15 +23,18 @@ from fedlsg.gradients.formulas.layers import has_formulas
 from fedlsg.user_code.failure import describe
 
 Scales = tuple[float, ...]
-
-SCALES = (1.0, 0.5, 0.25)
-"""Factors of the copies of one example, so that they differ (``vary``)."""
-FLAT, UNKNOWN = -1, -2
+"""A factor for each copy of one example (``vary``)."""
+SCALES: Scales = (1.0, 0.5, 0.25)
+"""Factors with which three copies differ."""
 Axis = int | None
-"""The axis of the examples; None for no axis, FLAT for the first one that they share with
-positions, in their order.
-"""
+"""The axis of the examples; None if all examples share the value; or FLAT or UNKNOWN."""
+FLAT = -1
+"""The first axis, which examples share with positions: all positions of one example, then those of
+the next."""
+UNKNOWN = -2
+"""No axis has the examples in a form that is known."""
 Axes = tuple[Axis, ...]
+"""An axis for each call of a layer, or each read of a table, in order."""
 UNEVEN = {
     "nonzero",
     "argwhere",
@@ -44,19 +47,21 @@ UNEVEN = {
     "__index__",
     "__int__",
 }
-"""Operations whose results have shapes by values, or give values to Python. Examples may then have
-different shapes.
+"""Operations whose results have shapes that depend on values, or that give values to Python.
+Examples may then have different shapes.
 """
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The axis of the examples by the name of a table and the path of a layer, for each time that
-    it is read.
+    """Where the examples are in a model.
 
-    ``tiles``: whether everything that the model repeats along its first dimension is repeated for
-    each example.
-    ``failure``: why the model could not be surveyed.
+    tables: the axis in each read of a table, by the name of its parameter (empty for tables that
+        parameters give).
+    layers: the axis in the input of each call of a layer, by its path.
+    tiles: whether everything that the model repeats along its first dimension is repeated for each
+        example.
+    failure: why the model could not be surveyed; empty if it could.
     """
 
     tables: Mapping[str, Axes] = field(default_factory=dict)
@@ -66,8 +71,10 @@ class Survey:
 
     def axis(self, path: str, call: int) -> Axis:
         """The axis of the examples in the input of a layer's call, by its number from 1."""
-        seen = self.layers.get(path, ())
-        return seen[call - 1] if call <= len(seen) else UNKNOWN if set(seen) - {0} else 0
+        axes = self.layers.get(path, ())
+        if call <= len(axes):
+            return axes[call - 1]
+        return UNKNOWN if set(axes) - {0} else 0
 
 
 def survey(
@@ -76,11 +83,12 @@ def survey(
     kind: Hashable,
     answers: dict[Hashable, Any],
 ) -> Survey:
-    """The survey of a model, kept in ``answers``. ``run(scales)`` calls it on copies of one example
-    times these.
+    """The survey of a model.
 
-    A model that refuses varied numbers, such as a code that must be whole, is run on equal copies.
-    ``kind``: of the inputs; those of another kind are surveyed anew.
+    run: ``run(scales)`` calls the model on a copy of one example for each scale.
+    kind: of the inputs; inputs of another kind are surveyed anew.
+    answers: keeps the surveys.
+    A model that refuses varied numbers, such as a code that must be whole, runs on equal copies.
     """
     surveys: dict[Hashable, Survey] = answers.setdefault("surveys", {})
     if kind in surveys:
@@ -88,28 +96,38 @@ def survey(
     failure = ""
     for scales in (SCALES, (1.0,) * len(SCALES)):
         try:
-            return surveys.setdefault(kind, _look(model, run, scales))
+            return surveys.setdefault(kind, _survey(model, run, scales))
         except Exception as error:  # mostly, the pass itself then says what fails
             failure = describe(error)
     return Survey(failure=failure)
 
 
-def _look(model: nn.Module, run: Callable[[Scales], Any], scales: Scales) -> Survey:
+def _survey(model: nn.Module, run: Callable[[Scales], Any], scales: Scales) -> Survey:
+    """The survey from runs over each copy alone, and over all.
+
+    The first runs find the axes of tables. In the second ones the rows of tables vary, too, so that
+    the inputs of layers differ between copies.
+    """
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with _evaluating(model), torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-        seen = _runs(model, run, scales, {})
+    with _eval_mode(model), torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+        runs = _runs(model, run, scales, {})
+        reads_of_all, _ = runs[-1]
         axes = {
-            key: _axes([reads.ids.get(key, []) for reads, _ in seen], flat=False)
-            for key in seen[-1][0].ids
+            key: _axes([reads.ids.get(key, []) for reads, _ in runs], may_be_flat=False)
+            for key in reads_of_all.ids
         }
         if axes:
-            seen = _runs(model, run, scales, axes)
-    flat = not any(reads.uneven for reads, _ in seen)
-    tables = {name: axes[key] for name, key in _tables(model) if axes.get(key)}
+            runs = _runs(model, run, scales, axes)
+    even = not any(reads.uneven for reads, _ in runs)
+    # key 0 has the reads of tables that parameters give
+    names = [("", 0), *((name, id(p)) for name, p in model.named_parameters())]
+    tables = {name: axes[key] for name, key in names if axes.get(key)}
+    _, inputs_of_all = runs[-1]
     layers = {
-        path: _axes([inputs.get(path, []) for _, inputs in seen], flat=flat) for path in seen[-1][1]
+        path: _axes([inputs.get(path, []) for _, inputs in runs], may_be_flat=even)
+        for path in inputs_of_all
     }
-    repeats = [reads.repeats for reads, _ in seen]
+    repeats = [reads.repeats for reads, _ in runs]
     tiles = bool(repeats[0]) and [len(scales) * n for n in repeats[0]] == repeats[-1]
     return Survey(tables, layers, tiles)
 
@@ -120,63 +138,62 @@ def _runs(
     scales: Scales,
     axes: Mapping[int, Axes],
 ) -> list[tuple["_Reads", dict[str, list[Tensor]]]]:
-    """What is read in a run over each copy alone, and in one over all; rows of tables vary along
-    ``axes``.
+    """Reads of tables and inputs of layers in a run over each copy alone; last, in one over all.
+
+    axes: along which the rows of tables vary.
     """
-    seen = []
+    runs = []
     for factors in (*((scale,) for scale in scales), scales):
         with _Reads(factors, axes) as reads, _inputs(model) as inputs:
             run(factors)
-        seen.append((reads, inputs))
-    return seen
+        runs.append((reads, inputs))
+    return runs
 
 
-def _tables(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Names and identities of what may be read by rows; an empty name for tables that parameters
-    give.
+def _axes(values: list[list[Tensor]], *, may_be_flat: bool) -> Axes:
+    """The axis in each read or call; ``values``: a list for each run, the last one over all."""
+    return tuple(
+        _axis(alone, together, may_be_flat=may_be_flat)
+        for *alone, together in zip(*values, strict=False)
+    )
+
+
+def _axis(alone: list[Tensor], together: Tensor, *, may_be_flat: bool) -> Axis:
+    """The axis of the examples in one value.
+
+    alone: from the run over each example.
+    together: from the run over all.
+    may_be_flat: whether the result may be FLAT.
     """
-    yield "", 0
-    for name, p in model.named_parameters():
-        yield name, id(p)
-
-
-def _axes(reads: list[list[Tensor]], *, flat: bool) -> Axes:
-    """The axis in each read: of the runs over one example each, and of that over all; FLAT only if
-    that is ``flat``.
-    """
-    return tuple(_axis(of_one, many, flat=flat) for *of_one, many in zip(*reads, strict=False))
-
-
-def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
-    if {t.shape for t in one} != {one[0].shape} or one[0].ndim != many.ndim:
+    one = alone[0]
+    if {t.shape for t in alone} != {one.shape} or one.ndim != together.ndim:
         return UNKNOWN
-    grown = [k for k, (a, b) in enumerate(zip(one[0].shape, many.shape, strict=True)) if a != b]
+    sizes = zip(one.shape, together.shape, strict=True)
+    grown = [axis for axis, (before, after) in enumerate(sizes) if before != after]
     if not grown:
         same = all(
-            torch.allclose(one[0], t, rtol=1e-5, atol=1e-7, equal_nan=True)
-            for t in (*one[1:], many)
+            torch.allclose(one, t, rtol=1e-5, atol=1e-7, equal_nan=True)
+            for t in (*alone[1:], together)
         )
         return None if same else UNKNOWN
     if len(grown) > 1:
         return UNKNOWN
-    if (one[0].shape[grown[0]], many.shape[grown[0]]) == (1, len(one)):
-        return grown[0]
-    if not flat:
+    (axis,) = grown
+    if (one.shape[axis], together.shape[axis]) == (1, len(alone)):
+        return axis
+    if not may_be_flat or axis != 0:
         return UNKNOWN
-    whole = torch.cat(one)
-    alike = (
-        grown == [0]
-        and whole.shape == many.shape
-        and torch.allclose(whole, many, rtol=1e-3, atol=1e-6)
-    )
-    return FLAT if alike and not torch.allclose(one[0], one[1], rtol=1e-2, atol=1e-4) else UNKNOWN
+    in_order = torch.cat(alone)
+    if in_order.shape != together.shape or torch.allclose(one, alone[1], rtol=1e-2, atol=1e-4):
+        return UNKNOWN  # equal copies would show no order
+    return FLAT if torch.allclose(in_order, together, rtol=1e-3, atol=1e-6) else UNKNOWN
 
 
 def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
     """A view of t with the examples on the first axis."""
     if axis == FLAT:
-        parts: Tensor = t.unflatten(0, (batch, -1))
-        return parts
+        first: Tensor = t.unflatten(0, (batch, -1))
+        return first
     return t.movedim(axis or 0, 0)
 
 
@@ -187,24 +204,24 @@ def copies_of(t: Tensor, scales: Scales) -> Tensor:
 
 
 def vary(copies: Tensor, scales: Scales) -> Tensor:
-    """Means of each copy and of a ramp from 0 to 1, so that also copies of zeros differ, within
-    their range.
+    """scale * copy + (1 - scale) * ramp for each copy, with a ramp from 0 to 1 over its numbers.
+
+    So copies of zeros differ, too.
     """
-    share = torch.tensor(scales, dtype=copies.dtype, device=copies.device).view(
-        -1, *[1] * (copies.ndim - 1)
-    )
-    ramp = torch.linspace(0, 1, copies[0].numel(), dtype=copies.dtype, device=copies.device).view(
-        copies.shape[1:]
-    )
-    return copies * share + (1 - share) * ramp
+    scale = copies.new_tensor(scales).view(-1, *[1] * (copies.ndim - 1))
+    ramp = torch.linspace(0, 1, copies[0].numel(), dtype=copies.dtype, device=copies.device)
+    return copies * scale + (1 - scale) * ramp.view(copies.shape[1:])
 
 
 class _Reads(TorchFunctionMode):
-    """Row numbers of each read, by the identity of the table; rows of examples are varied along
-    their ``axes``.
+    """A mode of torch that records the row numbers of each read of a table.
 
-    ``uneven``: whether values may have decided on shapes, so that copies of one example show less
-    than examples.
+    scales: of the copies in this run.
+    axes: along which the rows that are read vary with the scales, by table.
+    uneven: whether values may have decided on shapes, so that copies of one example show less than
+        examples.
+    ids: row numbers of each read, by the identity of the table's parameter, or 0.
+    repeats: how often each ``repeat`` repeats the first dimension.
     """
 
     def __init__(self, scales: Scales, axes: Mapping[int, Axes]) -> None:
@@ -220,8 +237,8 @@ class _Reads(TorchFunctionMode):
         if func is Tensor.repeat and not kwargs and args[0].shape[0] > 1:
             self.repeats.append(repeats_of(args)[0])
         if func is F.embedding:
-            given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
-            ids, weight = given["input"], given["weight"]
+            named = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+            ids, weight = named["input"], named["weight"]
         elif func is Tensor.__getitem__ and is_row_numbers(args[1]) and args[0].ndim == 2:
             weight, ids = args
         else:
@@ -231,15 +248,15 @@ class _Reads(TorchFunctionMode):
         key = id(weight) if isinstance(weight, nn.Parameter) else 0
         reads = self.ids.setdefault(key, [])
         reads.append(ids.detach().float())
-        known = self.axes.get(key, ())
-        axis = known[len(reads) - 1] if len(reads) <= len(known) else None
+        axes = self.axes.get(key, ())
+        axis = axes[len(reads) - 1] if len(reads) <= len(axes) else None
         if axis is None or not 0 <= axis < ids.ndim or ids.shape[axis] != len(self.scales):
             return out
         return vary(out.movedim(axis, 0), self.scales).movedim(0, axis)
 
 
 def _shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the shape of a result, or a number of Python, is from the values of a tensor."""
+    """Whether the shape of a result, or a number of Python, depends on the values of a tensor."""
     name = getattr(func, "__name__", "")
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -261,8 +278,9 @@ def is_row_numbers(index: Any) -> bool:
 
 @contextmanager
 def _inputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """The first inputs of all layers whose formulas take examples in other places, by path, call
-    after call.
+    """Inside, records the first input of each call of a layer, by path.
+
+    Only of layers whose formulas take examples on any axis.
     """
     inputs: dict[str, list[Tensor]] = {}
     handles = []
@@ -282,8 +300,8 @@ def _inputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout is off inside the context."""
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """All modules are in eval mode inside the context: dropout is off."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

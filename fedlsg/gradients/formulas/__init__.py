@@ -1,3 +1,1 @@
-"""Formulas of one layer: gradients of each example from the layer's input and the gradient at its
-output.
-"""
+"""Formulas of single layers: gradients of examples from a layer's input and output gradient."""

@@ -30,13 +30,13 @@ CPU_VALUES = 2**18
 """Values that are unfolded at once on a CPU: they fit in its cache. 4 times as fast as all at once
 for 1,000 examples."""
 GPU_VALUES = 2**28
+"""Values that are unfolded at once on a GPU: 1 GiB in float32."""
 WIDE = 32
 """Channels on both sides from which a kernel call for each example is faster on a CPU."""
 
 
 def kernel_gradient(g: Outputs, x: Images, conv: nn.Conv2d) -> Float[Tensor, "batch k c taps"]:
-    """Gradient of each example's loss with respect to the kernel between the channels of x and
-    those of g.
+    """The kernel's gradient for each example, between the channels of x and those of g.
 
     ``conv`` gives kernel size, stride, padding and dilation; x and g may have any channels.
     Examples are processed in tiles, which bounds the memory. The result may be a view in another
@@ -112,11 +112,12 @@ def unfold_input(
 def output_patches(
     x: Images, conv: nn.Conv2d, size: Sequence[int]
 ) -> Float[Tensor, "batch c kh kw oh ow"]:
-    """View of x, padded: entry [..., i, j, y, z] is the pixel that tap (i, j) reads for output
-    (y, z). ``size``: (oh, ow).
+    """A view of the padded x, with the pixels that each output reads.
+
+    Entry [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z). size: (oh, ow).
     """
     axes = zip(size, conv.stride, conv.dilation, conv.kernel_size, strict=True)
-    spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
+    spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]  # pixels that outputs reach
     return windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, size)
 
 
@@ -125,9 +126,9 @@ def unfold_output(
 ) -> Float[Tensor, "batch k c taps"]:
     """Kernel gradient as the patches of g times x, ``tile`` examples at a time.
 
-    Before, g is spread by the stride. Tap i sends x[y] to output y + padding - i * dilation: a
-    larger i is an earlier output. So the rows of the product are from the last tap to the first,
-    and are put in order.
+    First, zeros are put between outputs, so that g has stride 1 (``spread``). Tap i sends x[y] to
+    output y + padding - i * dilation: a larger i is an earlier output. So the rows of the product
+    are from the last tap to the first, and are put in order.
     """
     reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
@@ -137,14 +138,14 @@ def unfold_output(
     rows = last_tap_first(k, taps, g.device)
     out = x.new_empty(batch, k * taps, x.shape[1])
     tiles = (t.split(tile) for t in (patches, x.flatten(2), out))
-    for part, images, into in zip(*tiles, strict=True):
-        batch_times_transposed(part.reshape(len(part), k * taps, -1), images, rows, out=into)
+    for some, images, into in zip(*tiles, strict=True):
+        batch_times_transposed(some.reshape(len(some), k * taps, -1), images, rows, out=into)
     return out.view(batch, k, taps, -1).transpose(2, 3)
 
 
 @cache  # by its arguments alone: never stale
 def last_tap_first(k: int, taps: int, device: torch.device) -> Int[Tensor, " k_taps"]:
-    """Rows (k, taps) with the taps from the last to the first."""
+    """Numbers of the rows (k, taps), with the taps from the last to the first."""
     return torch.arange(k * taps, device=device).view(k, taps).flip(1).flatten()
 
 
@@ -168,8 +169,9 @@ def spread(g: Outputs, stride: Sequence[int]) -> Float[Tensor, "batch k h w"]:
 def pad_to(
     t: Float[Tensor, "batch k h w"], before: Sequence[int], spans: Sequence[int]
 ) -> Float[Tensor, "batch k h2 w2"]:
-    """t after ``before`` zeros, then cut or padded with zeros to ``spans``; a negative ``before``
-    cuts.
+    """t after ``before`` zeros, then cut or padded with zeros to the lengths ``spans``.
+
+    A negative ``before`` cuts.
     """
     (top, left), (height, width) = before, spans
     return F.pad(t, (left, width - left - t.shape[3], top, height - top - t.shape[2]))
@@ -178,8 +180,10 @@ def pad_to(
 def windows(
     t: Float[Tensor, "batch k h w"], conv: nn.Conv2d, step: Sequence[int], size: Sequence[int]
 ) -> Float[Tensor, "batch k kh kw oh ow"]:
-    """View of t whose entry [..., i, j, y, z] is t[..., y * step + i * dilation, z * step + j *
-    dilation].
+    """A view of t with the places that each tap reads for each output.
+
+    Entry [..., i, j, y, z] is t[..., y * step + i * dilation, z * step + j * dilation].
+    size: (oh, ow).
     """
     *outer, down, right = t.stride()
     (dilation_y, dilation_x), (step_y, step_x) = conv.dilation, step

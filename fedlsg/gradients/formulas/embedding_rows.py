@@ -1,29 +1,20 @@
-"""Per-example gradients that need not be formed: of a table of rows (an embedding), a product, and
-both at once.
+"""Gradients that are not formed for each example: of a table of rows, of a product, and of both.
 
-Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d) gradient at the rows
-that were read. The gradient of example b is zero except in the rows that it read: G_b[v] = sum over
-t with ids[b, t] = v of g[b, t]. So at most T of V rows are stored for an example, and the (B, V, d)
-gradient is never formed.
+Table (an embedding). Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d)
+gradient at the rows that were read. The gradient of example b is zero except in the rows that it
+read:
+    G_b[v] = sum over t with ids[b, t] = v of g[b, t]
+So at most T of V rows are stored for an example, and the (B, V, d) gradient is never formed.
 Privacy: equal rows are added in float64 and rounded once to the type of W. The norms and the sum
 read these very numbers, so nothing cancels later, and a clipped gradient has a norm of at most C.
 
-A weight that an embedding and a linear layer share, as in a language model, has both. Symbols: P_b
-= g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
+Both: a weight that an embedding and a linear layer share, as in a language model. Symbols: P_b =
+g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
 P_b, which has no zeros, nor the sum P_b + R_b is formed for an example:
     |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>
     <P, R> = sum over rows v of R of <R[v], sum_t g_t[v] x_t>
 The rounding that may be lost in <P, R> is at most (d + T) 2^-52 |g| |x| |R|, because the rows of R
 are distinct. It is added, as ``GhostGradients`` adds that of |P|^2.
-
-Below are formulas in the form that ``register_layer`` takes: of tables, which give rows, and of
-other layers that are a function of one call. x is its input, g the gradient at its output; sums are
-over the positions of one example.
-    Embedding    G[v] = sum of g where the row v was read          (``RowGradients``)
-    convolutions of 1 to 3 dimensions, groups: examples as groups of one call
-    EmbeddingBag as Embedding, g over T for a mean, at the largest for a maximum
-    RMSNorm      d scale = sum g x rstd,  rstd = (mean(x^2) + eps)^(-1/2)
-    InstanceNorm as GroupNorm with one channel a group
 """
 
 from dataclasses import dataclass, replace
@@ -32,30 +23,26 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.rnn import pad_sequence
+from torch import Tensor
 
 from fedlsg.gradients.formulas.ghost import (
     CANCELLED,
     GhostGradients,
+    PerExample,
     lengths,
     product_is_cheaper,
     worth_it,
 )
 
-Factors = Float[Tensor, " batch"]
-
 
 @dataclass(frozen=True, eq=False)
 class RowGradients(GhostGradients):
-    """``GhostGradients`` of an embedding: x holds the row numbers (B, *t), g the gradient at the
-    rows (B, *t, d).
+    """``GhostGradients`` of an embedding.
 
-    Rows of the number ``padding`` get no gradient.
+    x: row numbers (B, *t).
+    g: gradient at the rows that were read (B, *t, d).
+    padding: number of a row without a gradient; None if every row has one.
     """
 
     padding: int | None = None
@@ -76,7 +63,7 @@ class RowGradients(GhostGradients):
         total.index_add_(0, place, g.double())
         return keys // size, keys % size, total.to(self.dtype)
 
-    def norms(self) -> Factors:
+    def norms(self) -> PerExample:
         """Norm of each example's gradient in float64, of the very rows that are summed."""
         example, _, rows = self.rows
         squares = rows.double().square().sum(1)
@@ -84,10 +71,11 @@ class RowGradients(GhostGradients):
         return total.sqrt()
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
-        in float64.
+        """sum_b f_b G_b over the examples that are ``finite`` (all if it is None), in float64.
+
+        Flattened in the order of the weight.
         """
         example, number, rows = self.rows
         if finite is not None:
@@ -98,13 +86,13 @@ class RowGradients(GhostGradients):
         return total.flatten()
 
     cheaper: ClassVar[bool] = True
-    """Whether the rows that occur are fewer numbers than the table."""
+    """Whether ghost clipping is cheaper than one gradient for each example."""
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch rows d"]:
-        """The gradients with all rows, zeros included; of the given columns only."""
+        """The gradients with all rows, zeros included; ``columns`` only, if they are given."""
         if columns is not None:
-            chosen = self.g.index_select(-1, columns.to(self.g.device))
-            return replace(self, g=chosen).dense()
+            of_columns = self.g.index_select(-1, columns.to(self.g.device))
+            return replace(self, g=of_columns).dense()
         example, number, rows = self.rows
         out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], self.g.shape[-1])
         out[example, number] = rows
@@ -113,15 +101,15 @@ class RowGradients(GhostGradients):
 
 @dataclass(frozen=True, eq=False)
 class ProductGradients(GhostGradients):
-    """``GhostGradients`` of a product: G_b = g_b^T x_b for any two factors (B, *t, m) and (B, *t,
-    n).
+    """``GhostGradients`` of a product of any two factors: G_b = g_b^T x_b.
 
-    For y = x W^T they are as the names say. For y = x W, as in GPT-2, they have changed places.
-    ``layer`` is any object with the weight (m, n). Both factors must stay as they are; ``seen`` is
-    the in-place version of x.
+    g, x: the factors, (B, *t, m) and (B, *t, n). For y = x W^T they are as their names say. For
+        y = x W, as in GPT-2, they have changed places.
+    layer: any object with the weight (m, n).
+    x_version: in-place version of x. Both factors must stay as they are.
     """
 
-    seen: int = 0
+    x_version: int = 0
 
     @property
     def cheaper(self) -> bool:
@@ -129,14 +117,14 @@ class ProductGradients(GhostGradients):
         return worth_it(self.layer.weight) and product_is_cheaper(self.layer.weight, self.g)
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """As for all ``GhostGradients``."""
-        assert self.x._version == self.seen
+        assert self.x._version == self.x_version
         return super().weighted_sum(factors, finite)
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch m n"]:
-        """The gradients; of the given columns only."""
+        """The gradients; of ``columns`` only, if they are given."""
         x = self.x if columns is None else self.x.index_select(-1, columns.to(self.x.device))
         return (by_position(self.g).mT @ by_position(x)).to(self.dtype)
 
@@ -157,23 +145,28 @@ Lazy = RowGradients | ProductGradients
 
 @dataclass(frozen=True, eq=False)
 class TiedGradients(GhostGradients):
-    """``GhostGradients`` of P + R; g, x and version are those of P."""
+    """``GhostGradients`` of P + R.
+
+    g, x, version: those of P.
+    linear: P.
+    table: R.
+    """
 
     linear: ProductGradients
     table: RowGradients
 
-    def norms(self) -> Factors:
+    def norms(self) -> PerExample:
         """An upper bound on the norm of what each example adds, as for all ``GhostGradients``."""
-        linear, table = self.linear.norms(), self.table.norms()
-        positions = lengths(self.g) * lengths(self.x)
-        count = self.g[0].numel() // self.g.shape[-1]
+        P, R = self.linear.norms(), self.table.norms()
+        product = lengths(self.g) * lengths(self.x)  # |g| |x|
+        positions = self.g[0].numel() // self.g.shape[-1]  # T
         eps = torch.finfo(torch.float64).eps
-        lost = 2 * (self.x.shape[-1] + count) * eps * positions * table
-        squares = linear.square() + table.square() + 2 * self.products() + lost
-        bound = squares.clamp(min=0).sqrt() + torch.finfo(self.dtype).eps * positions
-        return torch.maximum(bound, CANCELLED * (positions + table))
+        lost = 2 * (self.x.shape[-1] + positions) * eps * product * R
+        squares = P.square() + R.square() + 2 * self.products() + lost
+        bound = squares.clamp(min=0).sqrt() + torch.finfo(self.dtype).eps * product
+        return torch.maximum(bound, CANCELLED * (product + R))
 
-    def products(self) -> Factors:
+    def products(self) -> PerExample:
         """<P_b, R_b> of each example, in float64."""
         example, number, rows = self.table.rows
         g, x = by_position(self.g), by_position(self.x)
@@ -181,13 +174,13 @@ class TiedGradients(GhostGradients):
         ends = torch.searchsorted(example, examples).tolist()
         products = rows.new_zeros(len(g), dtype=torch.float64)
         for b, (start, end) in enumerate(pairwise(ends)):  # rows are in the order of their examples
-            factors = g[b][:, number[start:end]].double()
-            reached = x[b].double() @ rows[start:end].double().mT
-            products[b] = (factors * reached).sum()
+            g_v = g[b][:, number[start:end]].double()  # (T, rows v of R)
+            x_R = x[b].double() @ rows[start:end].double().mT
+            products[b] = (g_v * x_R).sum()
         return products
 
     def weighted_sum(
-        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """sum_b f_b (P_b + R_b) over the examples that are ``finite``, or all; in float64."""
         return self.linear.weighted_sum(factors, finite) + self.table.weighted_sum(factors, finite)
@@ -203,88 +196,3 @@ class TiedGradients(GhostGradients):
 def tied(linear: ProductGradients, table: RowGradients) -> TiedGradients:
     """The gradients of both uses together."""
     return TiedGradients(linear.layer, linear.g, linear.x, linear.version, linear, table)
-
-
-Found = dict[str, Any]
-"""Gradients by the module's own parameter names: (B, *shape) tensors or ``Lazy`` ones."""
-
-
-def embedding(module: nn.Embedding, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """The rows that occur, of row numbers (B, *)."""
-    return {"weight": RowGradients(module, g, inputs[0], g._version, module.padding_idx)}  # type: ignore[arg-type]
-
-
-def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """Convolutions, transposed ones too, of 1 to 3 dimensions, with any groups and padding: one
-    call of autograd's own.
-
-    With B times the groups, the channels of example b are groups of their own, so that its kernel
-    has its own gradient.
-    """
-    x, padding, batch = inputs[0], module.padding, len(g)
-    if module.padding_mode != "zeros" or isinstance(padding, str):
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode), (0,) * (g.ndim - 2)
-    beyond = [0] * len(padding)
-    if module.transposed:
-        stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
-        sizes = zip(g.shape[2:], x.shape[2:], stride, padding, dilation, kernel, strict=True)
-        beyond = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
-    _, weight, _ = torch.ops.aten.convolution_backward(
-        g.reshape(1, -1, *g.shape[2:]),
-        x.reshape(1, -1, *x.shape[2:]),
-        g.new_empty(batch * len(module.weight), *module.weight.shape[1:]),
-        None,
-        module.stride,
-        padding,
-        module.dilation,
-        module.transposed,
-        beyond,
-        batch * module.groups,
-        [False, True, False],
-    )
-    return {"weight": weight.view(batch, *module.weight.shape), "bias": g.flatten(2).sum(2)}
-
-
-def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -> Found:
-    """The rows of each bag: of row numbers (B, T), or (all,) with the place where each bag
-    starts.
-    """
-    ids, weights = inputs[0], inputs[2] if len(inputs) > 2 else None
-    outside = torch.zeros_like(ids, dtype=torch.bool)
-    if ids.ndim == 1:
-        ends = inputs[1].tolist()
-        if not module.include_last_offset:
-            ends.append(len(ids))
-        sizes = [stop - start for start, stop in pairwise(ends)]
-        outside = pad_sequence(outside.split(sizes), batch_first=True, padding_value=True)
-        if weights is not None:
-            weights = pad_sequence(weights.split(sizes), batch_first=True)
-        ids = pad_sequence(ids.split(sizes), batch_first=True)
-    if module.padding_idx is not None:
-        outside = outside | (ids == module.padding_idx)
-    each = g.unsqueeze(1).expand(-1, ids.shape[1], -1)
-    if module.mode == "mean":
-        each = each / (~outside).sum(1).clamp_min(1).view(-1, 1, 1)
-    elif module.mode == "max":
-        rows = module.weight.detach()[ids].masked_fill(outside.unsqueeze(2), -torch.inf)
-        each = each * torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1)
-    elif weights is not None:
-        each = each * weights.unsqueeze(2)
-    return {"weight": RowGradients(module, each, ids.masked_fill(outside, -1), each._version, -1)}  # type: ignore[arg-type]
-
-
-def rms_norm(module: nn.RMSNorm, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """RMSNorm on (B, *, *normalized_shape)."""
-    x, shape = inputs[0], module.normalized_shape
-    eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
-    axes = tuple(range(-len(shape), 0))
-    scale = g * x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
-    return {"weight": scale.reshape(len(g), -1, *shape).sum(1)}
-
-
-def instance_norm(module: _InstanceNorm, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """InstanceNorm1d, 2d and 3d on (B, c, *), without running statistics."""
-    x, g = inputs[0].flatten(2), g.flatten(2)
-    variance, mean = torch.var_mean(x, 2, correction=0, keepdim=True)
-    return {"weight": (g * (x - mean) * (variance + module.eps).rsqrt()).sum(2), "bias": g.sum(2)}

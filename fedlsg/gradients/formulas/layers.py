@@ -1,16 +1,18 @@
-"""Formulas for the gradients of each example in one layer, from its input x and the gradient g at
-its output.
+"""Formulas of one layer: the gradients of each example from its input and its output gradient.
 
-Symbols: B examples, T positions of one example (tokens or pixels), over which all sums are
+Symbols: B examples; T positions of one example (tokens or pixels), over which all sums run
+    x (B, T, n) input, g (B, T, m) gradient at the output
     W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw
     L (m, r), R (r, n) its carriers
     u = x R^T (B, T, r)      dL = g^T u       (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)
     v = g L   (B, T, r)      dR = v^T x
     S = L^T dW R^T = v^T u, (r, s) where R has s rows
 The (m, n) gradient of a carried weight is never formed: one side of every product has r columns. A
-new layer type is one more class here and one more entry in LAYERS. ``Factors`` are for callers that
-need products of one weight's gradients and not each of them. X (T, n) are an example's inputs
-(patches, for a convolution), G (T, m) the gradients at its outputs: dW = G^T X, a kernel flattened.
+new layer type is one more class here and one more entry in LAYERS.
+
+``Factors`` are for callers that need products of one weight's gradients and not each of them. X (T,
+n) are an example's inputs (patches, for a convolution), G (T, m) the gradients at its outputs: dW =
+G^T X, a kernel flattened.
 """
 
 import sys
@@ -53,8 +55,9 @@ class LayerGradients(Protocol):
 
     @property
     def selects_late(self) -> bool:
-        """Whether kept in units are selected in backward: if autograd keeps x anyway, an earlier
-        copy only costs.
+        """Whether kept in units are selected in backward, and not in forward.
+
+        This saves a copy where autograd keeps x in any case.
         """
 
     def batch_first(self, x: Tensor) -> bool:
@@ -176,13 +179,16 @@ LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients | NormGradients]] =
     StandardizedConv2d: StandardizedConvGradients,
     TransposedLinear: LinearGradients,
 }
+"""The formulas of each type of layer."""
 CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
+"""Layers whose weight may be carried."""
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Whether a module stores the weight of a linear layer as (n, m): Conv1D of transformers, not
-    imported for this.
+    """Whether a module stores the weight of a linear layer as (n, m), as transformers' Conv1D does.
+
+    transformers is not imported for this: its type is looked up if somebody else imported it.
     """
     home = sys.modules.get("transformers.pytorch_utils")
     kind = type(module)
@@ -190,9 +196,9 @@ def is_turned(module: nn.Module) -> bool:
 
 
 def has_formulas(module: nn.Module) -> bool:
-    """Whether a module's gradients come from the formulas here: convolutions have one group and
-    padding with zeros.
+    """Whether a module's gradients come from the formulas here.
 
+    Convolutions need one group, and padding with zeros.
     A module whose own ``forward`` was replaced may compute anything.
     """
     if "forward" in vars(module):
@@ -215,8 +221,9 @@ def can_be_carried(module: nn.Module) -> bool:
 
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:
-    """x A^T, computed as the wide product A x^T: the tall one, r columns wide, takes up to 3 times
-    as long.
+    """x A^T, computed as the transpose of A x^T.
+
+    The other order, with a result r columns wide, takes up to 3 times as long.
     """
     wide: Tensor = A @ x.reshape(-1, x.shape[-1]).mT
     tall: Tensor = wide.mT.unflatten(0, x.shape[:-1])
@@ -229,7 +236,7 @@ def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positio
 
 
 def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
-    """The units ``index`` of t along ``axis``; t itself if ``index`` is None.
+    """The units ``index`` of t along ``axis``; all of t if ``index`` is None.
 
     Units that are contiguous in memory are selected from a matrix: with more dimensions torch takes
     3 to 16 times as long.
@@ -246,9 +253,7 @@ def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
 def kept_values(
     gradient: Float[Tensor, "batch *shape"], keep: Keep
 ) -> Float[Tensor, "batch *kept"]:
-    """Kept coordinates of each example's gradient, in ascending position order once it is
-    flattened.
-    """
+    """Kept coordinates of each example's gradient, in ascending order after flattening."""
     if keep.index is None:
         return gradient
     if keep.axis is None:
@@ -258,9 +263,12 @@ def kept_values(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Factors:
-    """Input x and output gradient g of one layer in one pass over a batch. Not private.
+    """Input and output gradient of one layer in one pass over a batch. Not private.
 
-    ``version``: the in-place version of g, which belongs to autograd.
+    formulas: of the layer.
+    g: (B, *, m), or (B, m, oh, ow), the gradient at the output.
+    x: (B, *, n), or (B, c, h, w), the input.
+    version: in-place version of g, which belongs to autograd.
     """
 
     formulas: CarriedGradients
@@ -285,13 +293,9 @@ class Factors:
         return self.formulas.weight(self.g, self.x).flatten(2)
 
     def __add__(self, other: "Factors") -> "Factors":
-        """The factors of the sum: the positions of both. Of linear layers, whose positions are a
-        product's.
-        """
-        g, x = (
-            torch.cat([sequence(t) for t in pair], 1)
-            for pair in ((self.g, other.g), (self.x, other.x))
-        )
+        """The factors of the sum of both gradients: the positions of both. For linear layers."""
+        g = torch.cat([sequence(self.g), sequence(other.g)], 1)
+        x = torch.cat([sequence(self.x), sequence(other.x)], 1)
         return Factors(formulas=self.formulas, g=g, x=x, version=g._version)
 
     def rows(self) -> tuple[Float[Tensor, "batch t m"], Float[Tensor, "batch t n"]]:

@@ -1,7 +1,7 @@
 """Gradients of the scale and shift of GroupNorm and LayerNorm for each example.
 
-Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found
-them; sums over the positions of one example
+Symbols: g gradient at the output, x input; mean and rstd = 1 / sqrt(variance + eps) of each group,
+from the forward pass; sums over the positions of one example
     d scale = sum g (x - mean) rstd        d shift = sum g
 Mean and rstd are read from the node of the forward pass: computing them again would cost a pass.
 """
@@ -17,7 +17,9 @@ from torch.autograd.graph import Node
 Examples = Float[Tensor, "batch *t"]
 Channels = Float[Tensor, "batch c *t"]
 Statistics = tuple[Tensor, Tensor]
+"""mean and rstd."""
 Affine = tuple[Tensor, Tensor]
+"""d scale and d shift."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ class GroupNormGradients:
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
-            # One call of autograd's own kernel. It sums over the batch, so the examples are passed
-            # as channels.
-            rows, positions = batch * channels, x.numel() // (batch * channels)
+            # One call of autograd's own kernel. It sums over the batch, so the channels of all
+            # examples are passed as channels of one.
+            rows = batch * channels
+            positions = x.numel() // rows
             _, scale, shift = torch.ops.aten.native_group_norm_backward(
                 g.view(1, rows, -1),
                 x.view(1, rows, -1),

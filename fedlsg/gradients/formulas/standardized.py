@@ -3,13 +3,13 @@
 Symbols: W (m, n) weight as stored, n = c * kh * kw, one filter a row; sums over one row
     v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean), the kernel in use
     G (m, n) gradient of a loss with respect to K    S = G 1 (m,)     A_i = <G_i, K_i> (m,)
-    dW = diag(s) (G - S 1^T / n - diag(A) K),  without the last term in a row where v < eps
+    dW = diag(s) (G - S 1^T / n - diag(A) K),  without the last term in a row where v <= eps
 (Brock et al. 2021, "Characterizing signal propagation", and De et al. 2022, without their gain of
-each filter.) Both S and A are sums over the positions t of one example, and the layer has their
-terms: with g the gradient at the output, y the output without its bias, and p the sum of the input
-under the kernel,
+each filter.) Both S and A are sums over the positions t of one example: with g the gradient at the
+output, y the output without its bias, and p the sum of the input under the kernel,
     S = sum_t g(t) p(t)        A = sum_t g(t) y(t)
-so the r-sized gradients of a carried weight need no (m, n) gradient of an example:
+The layer has g, p and y. So the gradients of a carried weight, r wide, need no (m, n) gradient of
+an example:
     dL = dW R^T = diag(s) (G R^T - S (R 1)^T / n - diag(A) K R^T)
     dR = L^T dW = (diag(s) L)^T G - (L^T diag(s) S) 1^T / n - L^T diag(s) diag(A) K
     L^T dW R^T = (diag(s) L)^T G R^T - (L^T diag(s) S) (R 1)^T / n - L^T diag(s) diag(A) K R^T
@@ -25,14 +25,14 @@ from torch import Tensor, nn
 Outputs = Float[Tensor, "batch m oh ow"]
 
 EPS = 1e-4
+"""eps: the least v by which a filter is divided."""
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Conv2d whose filters have mean 0 and norm 1 for any stored weights; the bias is added
-    unchanged.
+    """Conv2d whose filters have mean 0 and norm 1 for any stored weights.
 
-    A scaled or shifted filter gives the same output, so its gradient is orthogonal to the filter
-    and to constants.
+    The bias is added unchanged. A scaled or shifted filter gives the same output, so its gradient
+    is orthogonal to the filter and to constants. (A filter with v <= eps has a smaller norm.)
     Differs from De et al. 2022: no gain.
     """
 
@@ -44,7 +44,12 @@ class StandardizedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True, eq=False)
 class Standardized:
-    """K, s, and where the norm of a filter counts (v > eps); see the module docstring."""
+    """A standardized weight.
+
+    kernel: K.
+    scale: s.
+    counts: 1 where v > eps, so that K depends on the norm of W, else 0.
+    """
 
     kernel: Float[Tensor, "m n"]
     scale: Float[Tensor, " m"]
@@ -76,10 +81,14 @@ def pull_back(
 
 @dataclass(eq=False)
 class OutputNote:
-    """What the r-sized gradients need of a call in addition to u and x: y (with the bias), p, and
-    y's in-place version.
+    """What the gradients of a carried weight need of one call, in addition to u and x.
 
-    Usually y costs no memory: the norm after the convolution keeps its input anyway.
+    y: the output, with the bias. Usually it costs no memory: the norm after the convolution keeps
+        its input in any case.
+    patch_sums: p, the sum of the input under the kernel.
+    bias: of the layer, or None.
+    standardized: the weight at the time of the call.
+    version: in-place version of y.
     """
 
     y: Outputs
@@ -95,17 +104,15 @@ class OutputNote:
         return self.y._version != self.version
 
     def sums(self, g: Outputs) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
-        """s S / n and s A of each example; A is zero where the norm does not count. Computed
-        once.
-        """
+        """s S / n and s A of each example, computed once; A is 0 in rows where v <= eps."""
         if self._sums is None:
-            K = self.standardized
+            K, s = self.standardized.kernel, self.standardized.scale
             flat = g.flatten(2)
             S = (flat @ self.patch_sums.flatten(2).mT).squeeze(2)
             A = (flat * self.y.flatten(2)).sum(2)
             if self.bias is not None:
                 A = A - self.bias * flat.sum(2)
-            self._sums = K.scale / K.kernel.shape[1] * S, K.scale * K.counts * A
+            self._sums = s / K.shape[1] * S, s * self.standardized.counts * A
         return self._sums
 
 
@@ -133,7 +140,7 @@ def finish_left(
     index: Int[Tensor, " kept"] | None,
 ) -> Float[Tensor, "batch kept r"]:
     """dL from G R^T, both for the out units ``index`` (all if it is None)."""
-    S, A = note.sums(g)
+    S, A = note.sums(g)  # here and below with their factors s / n and s
     scale, KR = note.standardized.scale, note.standardized.kernel @ R.mT
     if index is not None:
         index = index.to(g.device)

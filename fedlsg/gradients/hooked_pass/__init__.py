@@ -13,7 +13,9 @@ The pass:
     hooks               forward hooks call ``remember``, backward hooks ``form_block``
     blocks              forward: what a layer keeps of its input and output; backward: the layer's
                         blocks, from that and from the gradient at its output
-    activation_storage  activations that wait for backward: in half the memory, or computed again
+    activation_storage  activations that wait for backward, in half the memory
+    rematerialization   inputs of layers that backward recomputes, in place of keeping them
+    graph_nodes         the nodes of autograd's graph at which gradients are received
 
 Parameters that no layer's formula covers:
 

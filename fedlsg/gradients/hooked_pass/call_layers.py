@@ -27,14 +27,17 @@ from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.formulas.layers import kept_values
-from fedlsg.gradients.hooked_pass.activation_storage import own_memory, producer
+from fedlsg.gradients.hooked_pass.graph_nodes import own_memory, producer
 from fedlsg.gradients.hooked_pass.hooked_layers import Slot
 from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.user_code.failure import describe
 
 
 class Graph(Protocol):
-    """What this file uses of a pass, ``hooks.Pass``, which imports this file."""
+    """The part of a pass, ``hooks.Pass``, that its parts use. ``hooks`` imports them.
+
+    The fields are described there.
+    """
 
     batch: int
     survey: Survey
@@ -45,22 +48,22 @@ class Graph(Protocol):
     uses: Any
 
     def add(self, position: int, value: Any) -> None:
-        """Add a gradient to a block."""
+        """Add a gradient to the block at a position."""
 
     def ghosts(self, path: str) -> bool:
-        """Whether a layer's gradients may stay factors."""
+        """Whether a layer's gradients may stay factors (``GhostGradients``)."""
 
     def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
-        """The output as the model gets it, in the graph."""
+        """The output of a layer as the model gets it: in the graph."""
 
     def watch(
         self,
         path: str,
         module: nn.Module,
         node: Node,
-        arrived: Callable[[tuple[Tensor | None, ...]], None],
+        receive: Callable[[tuple[Tensor | None, ...]], None],
     ) -> None:
-        """Call ``arrived`` with the gradients at a node."""
+        """Call ``receive`` with the gradients at a node."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +71,7 @@ class CallLayer:
     """A module whose gradients are a function of one call.
 
     path: of the module in the model.
+    module: the layer.
     kind: the function, and where the module has its examples.
     slots: its blocks in the frame, by the parameter's name in the module.
     """
@@ -94,7 +98,7 @@ class CallLayer:
 
 
 def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
-    """The layers of a model whose gradients are computed in this way."""
+    """The layers of a model whose gradients are a function of one call (``ways.calls``)."""
     slots_by_name = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
@@ -127,7 +131,7 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
     Other inputs than the first may have several rows for each example, one after the other.
     """
 
-    def refuse(reason: str) -> UnsupportedLayerError:
+    def refusal(reason: str) -> UnsupportedLayerError:
         return unsupported(layer.path, layer.module, reason)
 
     first = inputs[0] if inputs else None
@@ -136,16 +140,16 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
     )
     if not has_batch_dimension:
         shape = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
-        raise refuse(f"expected a tensor with a batch dimension as its first input, got {shape}")
+        raise refusal(f"expected a tensor with a batch dimension as its first input, got {shape}")
     size = layer.kind.size(layer.module, inputs)
     if size not in (None, batch):
-        raise refuse(f"expected the batch of {batch}, got an input of {size} examples")
+        raise refusal(f"expected the batch of {batch}, got an input of {size} examples")
     axes = layer.kind.axes(layer.module, inputs)
     for t, axis in zip(tensors_in(inputs), axes, strict=False):
         if axis is None:
             continue
         if t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch):
-            raise refuse(
+            raise refusal(
                 f"expected the batch of {batch} on dimension {axis} of its inputs, got shape "
                 f"{tuple(t.shape)}; keep examples there (no flattening of positions into it), or "
                 "freeze it"
@@ -155,9 +159,9 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
 def watch_call(
     step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0
 ) -> Any:
-    """The output of a call, as the model goes on with it: its gradient forms the layer's blocks.
+    """The output of a call as the model gets it. Its gradient will form the layer's blocks.
 
-    ``axis``: of the examples; other than 0 only for layers with a single input.
+    axis: of the examples in the input; other than 0 only for layers with a single input.
     """
     versions = [t._version for t in tensors_in(inputs)]
 
@@ -185,20 +189,24 @@ def _watch_tensor(
     step: Graph, layer: CallLayer, output: Tensor, form: Callable[[Any], None]
 ) -> Tensor:
     """The output in the graph; ``form`` is called with its gradient."""
+    y = step.enter(layer.path, layer.module, output)
+    shape = y.shape  # the node of y must not hold y itself
 
-    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+    def receive(gradients: tuple[Tensor | None, ...]) -> None:
         if gradients[0] is not None:
-            form(gradients[0].reshape(output.shape))
+            form(gradients[0].reshape(shape))
 
-    watched = step.enter(layer.path, layer.module, output)
-    step.watch(layer.path, layer.module, producer(watched), arrived)
-    return watched
+    step.watch(layer.path, layer.module, producer(y), receive)
+    return y
 
 
 def _watch_structure(
     step: Graph, layer: CallLayer, output: Any, form: Callable[[Any], None]
 ) -> Any:
-    """The same for tensors in tuples, lists or dicts: ``form`` gets their gradients together."""
+    """An output of tuples, lists or dicts in the graph.
+
+    ``form`` is called once, with the gradients of all tensors in the same structure.
+    """
     numbers = [t for t in tensors_in(output) if t.is_floating_point()]
     if not numbers:
         raise unsupported(
@@ -208,10 +216,11 @@ def _watch_structure(
         )
     places = places_of_numbers(output)
 
-    def all_arrived(gradients: Sequence[Tensor]) -> None:
+    def receive_all(gradients: Sequence[Tensor]) -> None:
         form(fill_in(places, iter(gradients)))
 
-    copies = Copies.apply(all_arrived, *(step.enter(layer.path, layer.module, t) for t in numbers))
+    copies = Copies.apply(receive_all, *(step.enter(layer.path, layer.module, t) for t in numbers))
+    # only to refuse the pass if no gradients arrive
     step.watch(layer.path, layer.module, copies[0].grad_fn, lambda gradients: None)
     next_copy = iter(copies)
     return map_tensors(lambda t: next(next_copy) if t.is_floating_point() else t, output)
@@ -244,14 +253,14 @@ class Copies(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, arrived: Callable[[Sequence[Tensor]], None], *tensors: Tensor
+        ctx: Any, receive: Callable[[Sequence[Tensor]], None], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.arrived = arrived
+        ctx.receive = receive
         return tuple(t.clone() for t in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.arrived(gradients)
+        ctx.receive(gradients)
         return (None, *gradients)
 
 
@@ -304,8 +313,8 @@ def set_blocks(
 def settle(value: Tensor | Lazy, slot: Slot, *, ghost: bool) -> Any:
     """A block's kept coordinates for each example.
 
-    ``Lazy`` gradients (products that are not formed yet) stay as they are if ghost clipping may use
-    them and is cheaper.
+    value: the whole gradient; ``Lazy`` if it is a product that is not formed yet.
+    ghost: whether a ``Lazy`` gradient stays as it is, for ghost clipping, if that is cheaper.
     """
     if isinstance(value, Tensor):
         is_scalar = value.ndim == 1  # a parameter of no dimensions: one number an example

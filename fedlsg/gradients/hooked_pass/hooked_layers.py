@@ -1,16 +1,17 @@
-"""Which layers of a model get hooks, and which blocks of the frame each of them computes.
+"""The layers of a model that get hooks, and the blocks of the frame that each computes.
 
-Symbols: y = x W^T + b the output of a layer, L (m, r), R (r, n) carriers of its weight W (m, n), u
-= x R^T. If the output is narrower than the input, u is computed from the output, by a shortcut A.
+Symbols: y = x W^T + b the output of a layer; L (m, r), R (r, n) carriers of its weight W (m, n);
+u = x R^T. If the output is narrower than the input, u is computed from the output, by a shortcut A.
 Carriers of W itself (``decompose``) have R = S^-1 L^T W with S = L^T W R^T, because R spans the
-    rows of L^T W. So
+rows of L^T W. So
     u = x R^T = (y - b) A        A = L S^-T, (m, r)
 and the product of x and R, n wide (a whole convolution for a kernel), becomes a product of y and A,
 m wide.
-Exact up to rounding, and checked for every layer: S^-1 L^T W differs from R if the weights have
-moved since the frame was made, if the carriers are not those of W, or if S is too near singular. R
-= S^-1 L^T W implies R R^T = I, so that scaled carriers of a core never pass. A bias far longer than
-x W^T rounds away digits of y. That does not show in R and is checked separately (``bias_lost``).
+It is exact up to rounding. Every layer is checked in every pass: S^-1 L^T W differs from R if the
+weights have moved since the frame was made, if the carriers are not those of W, or if S is too near
+singular. R = S^-1 L^T W implies R R^T = I, so that scaled carriers of a core never pass. A bias far
+longer than x W^T rounds away digits of y. That does not show in R and is checked separately
+(``bias_error``).
 """
 
 import math
@@ -41,22 +42,24 @@ PRODUCTS = (nn.Linear, nn.Conv2d)
 that.
 """
 TURNED: Mapping[Part, Part] = {"L": "R", "R": "L"}
+"""The part of W^T for each part of W that changes."""
 TOLERATED = 1e3
-"""Units in the last place by which S^-1 L^T W may differ from R in Frobenius norm, for each row of
-R.
-"""
+"""Allowed Frobenius norm of S^-1 L^T W - R, in units in the last place times sqrt(r)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slot:
-    """One block that a layer computes: its position in the frame, and the module's own name of the
-    parameter.
+    """One block that a layer computes.
 
-    ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The
-    others are never computed, and ``keep`` then selects nothing.
-    ``turned``: the layer stores its weight transposed (``make_layer``).
-    ``part``: the part of the block, for a weight (m, n).
-    ``whole``: whether it is a whole dense weight that nothing weighs in the clip, for which ghost
+    position: of the block in the frame.
+    parameter: the module's own name of the parameter.
+    block: of the frame.
+    keep: coordinates that are selected from the result.
+    units: the kept out units of dL or in units of dR, if the mask keeps whole units, else None. The
+        others are never computed, and ``keep`` then selects nothing.
+    turned: whether the layer stores its weight transposed (``make_layer``).
+    part: the part of the block, for a weight (m, n).
+    whole: whether it is a whole dense weight that nothing weighs in the clip, for which ghost
         clipping may be used.
     """
 
@@ -72,13 +75,15 @@ class Slot:
 
 def make_slots(frame: Frame, device: torch.device) -> list[Slot]:
     """The slots of the frame's blocks, with what is kept of each on a device."""
-    kept = iter(to_device([b.keep.index for b in frame.blocks if b.keep.index is not None], device))
-    return [
-        make_slot(
-            i, b, b.keep if b.keep.index is None else Keep(axis=b.keep.axis, index=next(kept))
-        )
-        for i, b in enumerate(frame.blocks)
-    ]
+    indices = [b.keep.index for b in frame.blocks if b.keep.index is not None]
+    moved = iter(to_device(indices, device))  # in one transfer
+    slots = []
+    for position, block in enumerate(frame.blocks):
+        keep = block.keep
+        if keep.index is not None:
+            keep = Keep(axis=keep.axis, index=next(moved))
+        slots.append(make_slot(position, block, keep))
+    return slots
 
 
 def make_slot(position: int, block: Block, keep: Keep) -> Slot:
@@ -99,8 +104,11 @@ def make_slot(position: int, block: Block, keep: Keep) -> Slot:
 
 @dataclass(kw_only=True, eq=False)
 class Carried:
-    """A layer's carriers and its formulas for a carried weight; ``A`` in a pass in which u comes
-    from the output.
+    """A layer's carriers, and its formulas for a carried weight.
+
+    formulas: of the layer's type.
+    L, R: the carriers; r = s but for a core.
+    A: the shortcut to u in a pass that computes u from the output, else None.
     """
 
     formulas: CarriedGradients
@@ -111,16 +119,21 @@ class Carried:
 
 @dataclass(kw_only=True, eq=False)
 class Layer:
-    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's
-    carriers.
+    """A module that owns trainable parameters, and how its blocks are computed.
 
-    The rest follows from these.
-    ``parameters``: the module's own trainable ones.
-    ``types``: the types of all that it owns, by its own name.
-    ``from_input``: the slot of the weight whose block needs the input itself: dR, or the dense
-        weight.
-    ``from_inner``: whether a block needs u.
-    ``narrows``: whether u may be computed from the output, because it is narrower than the input
+    path: of the module in the model.
+    formulas: of the module's type.
+    slots: its blocks.
+    dtype: type in which the blocks are computed.
+    carried: the carriers of its weight; None if the weight is dense or absent.
+    The other fields follow from these:
+    is_norm: whether it is a norm.
+    parameters: the module's own trainable parameters.
+    types: types of the module's own parameters, by its own names.
+    from_input: the slot of the weight whose block needs the input itself: dR, or the dense
+        weight. None if no block needs it.
+    from_inner: whether a block needs u.
+    narrows: whether u may be computed from the output, because it is narrower than the input
         (``through_outputs``).
     """
 
@@ -142,7 +155,9 @@ class Layer:
         c = self.carried
         self.is_norm = isinstance(self.formulas, NormGradients)
         self.types = {name: p.dtype for name, p in parameters.items() if p is not None}
-        self.parameters, self.from_input, self.from_inner = (), None, False
+        self.parameters = ()
+        self.from_input = None
+        self.from_inner = False
         for slot in self.slots:
             p = parameters[slot.parameter]
             if p is not None and slot.block.part != "R":
@@ -207,10 +222,9 @@ def make_layer(
 
 
 def through_outputs(layers: Sequence[Layer]) -> None:
-    """Give the layers A where the output is narrower than the input and the carriers allow this
-    shortcut to u.
+    """Set A where a layer's output is narrower than its input, and its carriers allow the shortcut.
 
-    In every pass anew: it depends on the values of the weights.
+    This is decided anew in every pass, because it depends on the values of the weights.
     """
     carriers, products = [], []
     for layer in layers:
@@ -228,50 +242,51 @@ def through_outputs(layers: Sequence[Layer]) -> None:
         torch.addmm(rows, inverse, core, beta=-1)
         for inverse, (core, rows) in zip(inverses, products, strict=True)
     ]
-    gaps = list(torch._foreach_norm(rests))  # of S^-1 L^T W - R: NaN or huge if there is no such A
-    for place, (inverse, (carried, bias)) in enumerate(zip(inverses, carriers, strict=True)):
+    gaps = list(torch._foreach_norm(rests))  # |S^-1 L^T W - R|: NaN or huge if S has no inverse
+    for i, (inverse, (carried, bias)) in enumerate(zip(inverses, carriers, strict=True)):
         carried.A = carried.L @ inverse.mT
         if bias is not None:
-            gaps[place] = gaps[place] + bias_lost(bias.detach(), carried.A)
+            gaps[i] = gaps[i] + bias_error(bias.detach(), carried.A)
     for (carried, _), gap in zip(carriers, torch.stack(gaps).tolist(), strict=True):  # one transfer
         if not gap <= tolerance(carried.R):
             carried.A = None
 
 
-def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tensor, "r r"]]:
-    """The inverse of each matrix, in one call for all of a size and kind; no error for those that
-    have none.
+def inverse_of_each(squares: Sequence[Float[Tensor, "_ _"]]) -> list[Float[Tensor, "_ _"]]:
+    """The inverse of each square matrix, in one call for all of a size, type and device.
+
+    There is no error for a matrix without an inverse: its result is not finite, or useless.
     """
-    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
-    for place, S in enumerate(squares):
-        alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
+    groups: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for i, S in enumerate(squares):
+        groups.setdefault((S.shape, S.dtype, S.device), []).append(i)
     inverses: dict[int, Tensor] = {}
-    for places in alike.values():
-        many = torch.stack([squares[place] for place in places])
+    for indices in groups.values():
+        stack = torch.stack([squares[i] for i in indices])
         # LAPACK has no half precision
-        inverted, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
-        inverses |= zip(places, inverted.to(many.dtype).unbind(), strict=True)
-    return [inverses[place] for place in range(len(squares))]
+        inverted, _ = torch.linalg.inv_ex(stack.float() if stack.dtype.itemsize < 4 else stack)
+        inverses |= zip(indices, inverted.to(stack.dtype).unbind(), strict=True)
+    return [inverses[i] for i in range(len(squares))]
 
 
-def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
-    """The error in u, for an input of length 1, that rounding y = x W^T + b can cause; add it to
-    the norm above.
+def bias_error(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
+    """A bound of the error in u that rounding y = x W^T + b causes: eps |b| |A|.
+
+    ``through_outputs`` adds it to |S^-1 L^T W - R|, which is the error in u for an x of length 1.
     """
-    lost: Tensor = (
+    error: Tensor = (
         torch.finfo(A.dtype).eps * torch.linalg.vector_norm(bias) * torch.linalg.vector_norm(A)
     )
-    return lost
+    return error
 
 
 def tolerance(R: Float[Tensor, "r n"]) -> float:
-    """The largest norm that rounding explains."""
+    """The largest |S^-1 L^T W - R| that rounding explains."""
     return TOLERATED * float(torch.finfo(R.dtype).eps) * math.sqrt(R.shape[0])
 
 
 def in_bfloat16(layer: Layer) -> Layer:
-    """The layer as its blocks are formed under autocast: in bfloat16 if autocast takes its product
-    in bfloat16.
+    """The layer under autocast: its blocks in bfloat16, if its product runs in bfloat16.
 
     Then u is computed from x. The shortcut from the output would multiply the rounding of y by the
     condition number of the carriers.
@@ -285,7 +300,7 @@ def in_bfloat16(layer: Layer) -> Layer:
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """As ``model.named_modules()``, in a fifth of its time."""
+    """All modules by path, as ``model.named_modules()`` gives them, in a fifth of its time."""
     first: dict[int, tuple[str, nn.Module]] = {}
     _collect(model, "", first)
     return dict(first.values())
@@ -300,28 +315,30 @@ def _collect(module: nn.Module, path: str, first: dict[int, tuple[str, nn.Module
             _collect(child, f"{path}.{name}" if path else name, first)
 
 
-def place(
-    placed: list[tuple[dict[Any, Any], object]],
+def add_hook(
+    entries: list[tuple[dict[Any, Any], object]],
     module: nn.Module,
     hook: Callable[..., Any],
     *,
     before: bool = False,
 ) -> None:
-    """Register a hook with keyword arguments, as torch does in 20 times the time.
+    """Register a hook with keyword arguments, in a twentieth of torch's time.
 
-    A forward hook comes first, so that it sees the layer's own output, before a hook of the user
-    changes it; a hook ``before`` the call comes last.
+    entries: gets the dictionaries that the hook was written to, with its key there, so that the
+        caller can remove it.
+    A forward hook comes first: it sees the layer's own output, before a hook of the user changes
+    it. A hook ``before`` the call comes last.
     """
     attributes, key = vars(module), object()
     hooks = attributes["_forward_pre_hooks" if before else "_forward_hooks"]
     hooks[key] = hook
     if not before and len(hooks) > 1:
         hooks.move_to_end(key, last=False)
-    marked = attributes[
+    with_kwargs = attributes[
         "_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"
     ]
-    marked[key] = True
-    placed += ((hooks, key), (marked, key))
+    with_kwargs[key] = True
+    entries += ((hooks, key), (with_kwargs, key))
 
 
 def force_eager() -> AbstractContextManager[object]:

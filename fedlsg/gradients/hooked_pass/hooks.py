@@ -1,11 +1,11 @@
-"""One forward and backward pass with hooks: each layer's blocks are formed as soon as its gradient
-arrives.
+"""One forward and backward pass with hooks: a layer's blocks form when its gradient arrives.
 
 A forward hook on each layer that owns a trainable parameter keeps what the layer's formulas need of
 the input. A hook in the autograd graph receives the gradient at the layer's output, forms the
 layer's blocks and frees the memory. A layer's own parameters are frozen during its call, so
 backward computes no weight gradient. If a parameter gets a gradient all the same, it was used
 elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
+Symbols: x a layer's input, g the gradient at its output.
 """
 
 from collections import Counter
@@ -25,13 +25,7 @@ from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereEr
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
-from fedlsg.gradients.hooked_pass.activation_storage import (
-    ActivationStorage,
-    Rematerialization,
-    own_memory,
-    producer,
-    release,
-)
+from fedlsg.gradients.hooked_pass.activation_storage import ActivationStorage
 from fedlsg.gradients.hooked_pass.blocks import (
     LayerMemory,
     choose_block,
@@ -41,20 +35,21 @@ from fedlsg.gradients.hooked_pass.blocks import (
     remember_output,
 )
 from fedlsg.gradients.hooked_pass.call_layers import CallLayer, arguments, check_batch, watch_call
-from fedlsg.gradients.hooked_pass.hooked_layers import Layer, place
+from fedlsg.gradients.hooked_pass.graph_nodes import ancestors, own_memory, producer
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer, add_hook
 from fedlsg.gradients.hooked_pass.model_facts import Prepared
 from fedlsg.gradients.hooked_pass.precision import Precision, without_autocast
+from fedlsg.gradients.hooked_pass.rematerialization import Rematerialization, release
 from fedlsg.gradients.hooked_pass.sources import (
     axis_of,
     is_constant,
-    leads_to,
     replace_parameters,
-    table,
+    shared_rows,
     takes_shared,
     without_batch,
 )
 from fedlsg.gradients.hooked_pass.supported import Checked
-from fedlsg.gradients.hooked_pass.unbatched import axis_of_read, plain
+from fedlsg.gradients.hooked_pass.unbatched import as_plain, axis_of_read
 from fedlsg.gradients.hooked_pass.uses import Uses
 
 HIDDEN = (
@@ -62,10 +57,10 @@ HIDDEN = (
     "in place of reading their weights, as F.conv2d(x, layer.weight) does, and detach inputs"
 )
 Call = tuple[str, int]
-"""The path of a layer, and the number of one of its calls from 1; of other uses, a negative
-number.
+"""A call of a layer: its path, and the number of the call from 1. Other uses of parameters have a
+negative number.
 """
-AGAIN = (
+CALLED_IN_BACKWARD = (
     "called in backward, as activation checkpointing does, where its gradient cannot be split by "
     "example; switch checkpointing off (model.gradient_checkpointing_disable()), or freeze it"
 )
@@ -73,36 +68,35 @@ AGAIN = (
 
 @contextmanager
 def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[None]:
-    """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters,
-    even after an error.
+    """Hook the layers inside the context.
+
+    On exit the hooks are removed and the parameters unfrozen, even after an error.
     """
-    placed: list[tuple[dict[Any, Any], object]] = []
+    entries: list[tuple[dict[Any, Any], object]] = []
     try:
         for call in prepared.calls:
-            place(placed, call.module, partial(freeze, call), before=True)
-            place(placed, call.module, partial(step.on_call, call))
+            add_hook(entries, call.module, partial(freeze, call), before=True)
+            add_hook(entries, call.module, partial(step.on_call, call))
         for layer in prepared.layers:
-            place(placed, layer.module, partial(freeze, layer), before=True)
-            place(placed, layer.module, partial(step.on_output, layer))
+            add_hook(entries, layer.module, partial(freeze, layer), before=True)
+            add_hook(entries, layer.module, partial(step.on_output, layer))
         for module in prepared.norms:
-            place(placed, module, step.rematerialization.on_norm)
-        if step.uses is not None:
-            everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
-            for hooked in everything:
-                place(placed, hooked.module, partial(step.on_input, hooked), before=True)
-        with (
-            nullcontext()
-            if step.uses is None
-            else replace_parameters(model, prepared.slots, step.ways.uses, step.uses)
-        ):
+            add_hook(entries, module, step.rematerialization.on_norm)
+        if step.uses is None:
+            yield
+            return
+        everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
+        for hooked in everything:
+            add_hook(entries, hooked.module, partial(step.on_input, hooked), before=True)
+        with replace_parameters(model, prepared.slots, step.ways.uses, step.uses):
             yield
     finally:
         for p in prepared.parameters.values():
             p.requires_grad_(True)
-        for hooks, key in placed:
+        for hooks, key in entries:
             hooks.pop(key, None)
         step.rematerialization.forget()
-        # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        # Nodes hold their hooks, and the hooks hold the pass. Python cannot collect this circle.
         step.due.clear()
         step.memories.clear()
         step.uses = None  # it holds the pass, too
@@ -116,13 +110,28 @@ def freeze(layer: Layer | CallLayer, *_: object) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Pass:
-    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers
-    not reached.
+    """The state of one forward and backward pass.
 
-    What several calls of a layer give is added: the clip then sees one gradient of the example.
-    ``called``: calls by path.
-    ``shared``: inputs of layers that are about to be called without the batch.
-    ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
+    The gradients of several calls of a layer are added: the clip then sees one gradient of the
+    example.
+    batch: number of examples.
+    values: the blocks of the frame; None for those of layers that were not reached.
+    ghost: whether blocks may be ``GhostGradients``.
+    precision: of the pass.
+    factored: weights of Linear and Conv2d that give ``Factors`` in place of a block.
+    storage: of activations in fewer bits; None to keep them as they are.
+    memories: what each call keeps until its gradient arrives.
+    called: number of calls so far, by the path of the layer.
+    shared: inputs, by path, of layers that are about to be called without the batch.
+    in_backward: whether backward has begun.
+    due: by call, the path, the module and the node whose gradient has not arrived yet.
+    starts: outputs at which the graph begins, because everything before them is frozen, and copies
+        of parameters.
+    rematerialization: inputs of layers that can be recomputed.
+    ways: how each parameter gets its gradients.
+    survey: where the examples are in the inputs of layers.
+    parameters: the trainable parameters, by name.
+    uses: followed parameters without a layer; None if there are none.
     """
 
     batch: int
@@ -151,9 +160,7 @@ class Pass:
         kwargs: dict[str, Any],
         output: Tensor,
     ) -> Tensor | None:
-        """Forward hook: keep what the layer needs of its input, and hook the gradient at its
-        output.
-        """
+        """Forward hook: keep what the layer needs of its input, and hook its output's gradient."""
         for p in layer.parameters:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
@@ -161,30 +168,29 @@ class Pass:
         if layer.is_norm:
             self.rematerialization.on_norm(module, args, kwargs, output)
         call = self.count(layer)
-        if self.shared and (given := self.shared.pop(layer.path, None)) is not None:
-            return without_batch(self, layer, given, output)
+        if self.shared and (shared := self.shared.pop(layer.path, None)) is not None:
+            return without_batch(self, layer, shared, output)
         x = args[0] if args else kwargs["input"]
-        axis, given = self.survey.axis(*call), output
+        axis = self.survey.axis(*call)
         if axis != 0 or not x.ndim or x.shape[0] != self.batch or not layer.formulas.batch_first(x):
             axis = axis_of(self, layer, x)
-        output = own_memory(output)
-        memory = self.keep(layer, x, output, axis)
-        start = output is not given or not output.requires_grad
-        output = self.enter(layer.path, module, output)
+        y = own_memory(output)
+        memory = self.keep(layer, x, y, axis)
+        y = self.enter(layer.path, module, y)
         if memory.again is not None:
-            release(memory.again, x, output)
-        node = producer(output)
+            release(memory.again, x, y)
+        node = producer(y)
         self.memories[call] = memory
         self.due[call] = layer.path, layer.module, node
-        node.register_prehook(partial(self.on_gradient, layer, call, output.shape, axis))
-        return output if start else None
+        node.register_prehook(partial(self.on_gradient, layer, call, y.shape, axis))
+        return None if y is output else y
 
     def count(self, layer: Layer | CallLayer) -> Call:
         """The key of a new call of a layer."""
         if self.in_backward:
-            raise unsupported(layer.path, layer.module, AGAIN)
-        number = self.called[layer.path] = self.called.get(layer.path, 0) + 1
-        return layer.path, number
+            raise unsupported(layer.path, layer.module, CALLED_IN_BACKWARD)
+        self.called[layer.path] += 1
+        return layer.path, self.called[layer.path]
 
     def add(self, position: int, value: Any) -> None:
         """Add a gradient to a block."""
@@ -214,8 +220,9 @@ class Pass:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was
-        expanded.
+        """Forward pre-hook: a shared value enters as it is, or as copies if it was expanded.
+
+        A shared value is the same for all examples.
         """
         assert self.uses is not None
         x = args[0] if args else kwargs.get("input")
@@ -225,7 +232,11 @@ class Pass:
             and takes_shared(layer, x)
         ):
             self.shared[layer.path] = x
-            return ((plain(x), *args[1:]), kwargs) if args else (args, kwargs | {"input": plain(x)})
+            return (
+                ((as_plain(x), *args[1:]), kwargs)
+                if args
+                else (args, kwargs | {"input": as_plain(x)})
+            )
         return self.uses.into_layer(layer.path, module, args, kwargs)
 
     def on_call(
@@ -242,8 +253,8 @@ class Pass:
         if not torch.is_grad_enabled():
             return None
         self.count(layer)
-        if (given := self.shared.pop(layer.path, None)) is not None:
-            return without_batch(self, layer, given, output)
+        if (shared := self.shared.pop(layer.path, None)) is not None:
+            return without_batch(self, layer, shared, output)
         inputs = arguments(layer, args, kwargs)
         if layer.kind is BUILT_IN[nn.Embedding]:
             slot = layer.slots["weight"]
@@ -251,7 +262,7 @@ class Pass:
             if axis is None:
                 assert self.uses is not None
                 assert isinstance(module, nn.Embedding)
-                return table(self.uses, module, slot, inputs[0], output)
+                return shared_rows(self.uses, module, slot, inputs[0], output)
             return watch_call(self, layer, inputs, output, axis)
         axis = axis_of(self, layer, inputs[0]) if layer.kind.positions else 0
         if axis == 0:
@@ -263,37 +274,40 @@ class Pass:
         path: str,
         module: nn.Module,
         node: Node,
-        arrived: Callable[[tuple[Tensor | None, ...]], None],
+        receive: Callable[[tuple[Tensor | None, ...]], None],
     ) -> None:
-        """Call ``arrived`` with the gradients at a node; the pass is refused if none arrive that
-        should.
+        """Call ``receive`` with the gradients at a node.
+
+        The pass is refused if the losses depend on the node and no gradients arrive.
         """
         key = path, -1 - len(self.due)
 
-        def once(gradients: tuple[Tensor | None, ...]) -> None:
+        def on_arrival(gradients: tuple[Tensor | None, ...]) -> None:
             del self.due[key]
-            arrived(gradients)
+            receive(gradients)
 
         self.due[key] = path, module, node
-        node.register_prehook(once)
+        node.register_prehook(on_arrival)
 
     def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
         """What the layer's blocks need of its input x and its output."""
-        same = x.dtype == layer.dtype
-        keeps_inputs = axis == 0 and same and needs_input(layer)
-        again, node = self.rematerialization.of(x) if keeps_inputs else None, output.grad_fn
+        same_type = x.dtype == layer.dtype
+        again = None
+        if axis == 0 and same_type and needs_input(layer):
+            again = self.rematerialization.value_of(x)
+        node = output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
             if axis != 0:
                 x = examples_first(x, axis, self.batch)
                 output = examples_first(output, axis, self.batch)
                 node = None
-            given = x = x.detach()
-            x = x if same else x.to(layer.dtype)
-            memory = remember(layer, x, again)
-            remember_output(layer, memory, x, output, node)
-            if not same and memory.x is x and given.itemsize < x.itemsize:
-                # autograd keeps this one, not the wider copy
-                memory.x, memory.version = given, given._version
+            x = x.detach()
+            cast = x if same_type else x.to(layer.dtype)
+            memory = remember(layer, cast, again)
+            remember_output(layer, memory, cast, output, node)
+            if not same_type and memory.x is cast and x.itemsize < cast.itemsize:
+                # autograd keeps x in any case, so the wider copy is freed
+                memory.x, memory.version = x, x._version
             if self.storage is not None:
                 memory.round_by(self.storage)
             return memory
@@ -315,11 +329,10 @@ class Pass:
                 "operation (inplace=False)"
             )
             raise unsupported(layer.path, layer.module, reason)
-        if gradients[0] is None:
-            return  # autograd's way to say zero
         g = gradients[0]
-        g = g if g.shape == shape else g.reshape(shape)
-        g = g if g.dtype == layer.dtype else g.to(layer.dtype)
+        if g is None:
+            return  # autograd gives None for a gradient of zeros
+        g = g.reshape(shape).to(layer.dtype)
         g = g if axis == 0 else examples_first(g, axis, self.batch)
         with without_autocast(g.device.type):
             if memory.again is not None:
@@ -330,10 +343,10 @@ class Pass:
     def backward(
         self, losses: Float[Tensor, " batch"], parameters: Checked
     ) -> tuple[Tensor | None, ...]:
-        """Send the gradient of every example's own loss back to the first hooked layers, and to
-        ``starts``.
+        """Run backward from the sum of the losses to ``starts``.
 
-        Returns the gradients at ``starts``, in their order, and others behind them.
+        The sum gives each example the gradient of its own loss.
+        Returns the gradients at ``starts``, in their order, and those of parameters after them.
         Raises UnsupportedLayerError if a gradient arrives at a parameter: the parameter was not
         frozen, so no hook saw its use. Also if no gradient reached a layer on which the losses
         depend.
@@ -343,19 +356,17 @@ class Pass:
         sources = [] if self.uses is None else self.uses.sources
         named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
-        # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a
-        # second a process.
+        # A sum, and not a gradient of ones for each loss: torch would import sympy for that, which
+        # takes half a second in each process.
         self.in_backward = True
         with torch._C.DisableTorchFunctionSubclass() if sources else nullcontext():
             gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        if elsewhere := [
-            name
-            for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True)
-            if g is not None
-        ]:
+        of_parameters = gradients[len(self.starts) :]
+        pairs = zip(named, of_parameters, strict=True)
+        if elsewhere := [name for (name, _), g in pairs if g is not None]:
             raise ReadElsewhereError(elsewhere)
         for path, module, node in self.due.values():
-            if leads_to(losses.grad_fn, {node}):
+            if node in ancestors(losses.grad_fn):
                 raise unsupported(path, module, HIDDEN)
         if self.uses is not None:
             self.uses.finish(gradients)

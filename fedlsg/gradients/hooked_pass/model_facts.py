@@ -1,13 +1,12 @@
-"""What was found out about a model, for as long as it stays as it is: checked once, and not in
-every step.
+"""Facts about a model, kept for as long as it stays as it is, and not found anew in each step.
 
-All answers here are functions of the structure and the numbers of the model's fingerprint
-(``fingerprint``), which is taken anew before an answer is given: in a small part of the time of the
-answers. So a layer that was replaced, frozen, tied, untied, cast or switched between two steps is
-checked as if it were new. Where the examples are (``survey``) depends on the code of the model,
-too: on hooks, a ``forward`` of a module's own, and on numbers and words that modules keep
-(``self.time_first``); what they keep in other objects is not seen. Values of parameters and batches
-are no part of it: whatever depends on them is found out in every pass.
+All facts here follow from the structure and the numbers of the model's fingerprint
+(``fingerprint``). It is taken anew before a fact is read, in a small part of the time that finding
+the facts takes. So a layer that was replaced, frozen, tied, untied, cast or switched between two
+steps is checked as if it were new. Where the examples are (``survey``) also depends on the code of
+the model: on hooks, a ``forward`` of a module's own, and on numbers and words that modules keep
+(``self.time_first``). Changes in other objects of modules are not seen. Values of parameters and
+batches are not part of the facts: whatever depends on them is computed in every pass.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -20,7 +19,6 @@ from torch import nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls.registry import Ways, registered_layers, ways_of
-from fedlsg.gradients.hooked_pass.activation_storage import NORMS
 from fedlsg.gradients.hooked_pass.call_layers import CallLayer, call_layers
 from fedlsg.gradients.hooked_pass.hooked_layers import (
     Layer,
@@ -31,15 +29,18 @@ from fedlsg.gradients.hooked_pass.hooked_layers import (
     through_outputs,
 )
 from fedlsg.gradients.hooked_pass.precision import Precision
+from fedlsg.gradients.hooked_pass.rematerialization import NORMS
 from fedlsg.gradients.hooked_pass.supported import Checked, check_frame, check_supported, trainable
 from fedlsg.user_code.fingerprint import fingerprint_of_modules
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The answers about a model in one state.
+    """The facts about a model in one state.
 
-    ``alive``: its modules and parameters; while they live, no other object has their id.
+    marks: the registered layers, with structure and numbers of the fingerprint.
+    alive: the model's modules and parameters; while they live, no other object has their id.
+    answers: the facts, each under a key of the code that asked for it.
     """
 
     marks: Hashable
@@ -56,43 +57,49 @@ def facts_of(model: nn.Module) -> ModelFacts:
 
     No answer may hold the model itself, or it would never be freed.
     """
-    now = fingerprint_of_modules(model)
-    marks = tuple(registered_layers().items()), now.structure, now.numbers
-    entry = _facts.get(model)
-    if entry is None or entry.marks != marks or any([part() is None for part in entry.alive]):
-        entry = _facts[model] = ModelFacts(marks, [ref(part) for part in now.parts])
-    return entry
+    fingerprint = fingerprint_of_modules(model)
+    marks = tuple(registered_layers().items()), fingerprint.structure, fingerprint.numbers
+    facts = _facts.get(model)
+    if facts is None or facts.marks != marks or any([part() is None for part in facts.alive]):
+        facts = _facts[model] = ModelFacts(marks, [ref(part) for part in fingerprint.parts])
+    return facts
 
 
 def forget(model: nn.Module) -> None:
-    """What the answers do not see may have changed: methods of classes, functions and objects in
-    attributes.
+    """Drop the facts about a model, because something that the fingerprint does not see may have
+    changed: methods of classes, functions and objects in attributes.
     """
     _facts.pop(model, None)
 
 
-def check(model: nn.Module, frame: Frame, now: ModelFacts | None = None) -> Checked:
-    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be
-    computed.
+def check(model: nn.Module, frame: Frame, facts: ModelFacts | None = None) -> Checked:
+    """The model's trainable parameters, by name, if a pass can compute their gradients in a frame.
 
-    A model that has not changed is not checked again for a frame of the same coordinates. ``now``:
-    its ``ModelFacts``.
+    facts: of the model as it is now; by default they are looked up here.
+    A model that has not changed is not checked again for a frame of the same coordinates.
+    Raises UnsupportedLayerError if gradients in the frame cannot be computed.
     """
-    checked = (now or facts_of(model)).answers
-    trained: Checked | None = checked.get(frame.layout)
-    if trained is None:
+    answers = (facts or facts_of(model)).answers
+    parameters: Checked | None = answers.get(frame.layout)
+    if parameters is None:
         check_supported(model)
         check_frame(model, frame.embedded or frame)
-        trained = checked[frame.layout] = trainable(model)
-    return trained
+        parameters = answers[frame.layout] = trainable(model)
+    return parameters
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
     """What a pass over a model in a frame needs; microbatches of a step share it.
 
-    ``facts``: of the model in the state for which it was made.
-    ``norms``: its norms that are not layers.
+    facts: of the model in the state for which this was made.
+    kind: whether products are in bfloat16, and which parameters are followed by their uses.
+    parameters: the trainable parameters, by name.
+    ways: how each parameter gets its gradients.
+    slots: the frame's blocks.
+    layers: layers with formulas.
+    calls: layers whose gradients are a function of one call.
+    norms: norms without trainable parameters, whose results can be recomputed.
     """
 
     facts: ModelFacts
@@ -113,8 +120,9 @@ of ``same_weights``.
 
 @contextmanager
 def same_weights(frame: Frame) -> Iterator[None]:
-    """Inside, passes in a frame take the shortcuts of the first one: nothing moves weights between
-    microbatches.
+    """Inside the context, all passes in a frame share the ``Prepared`` of the first one.
+
+    Nothing may change weights inside: microbatches of one step do not.
     """
     _same_weights[frame] = None
     try:
@@ -126,16 +134,17 @@ def same_weights(frame: Frame) -> Iterator[None]:
 def prepare(
     model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]
 ) -> Prepared:
-    """What a pass needs, with the shortcuts that the weights of now allow.
+    """What a pass needs, with the shortcuts that the current weights allow.
 
-    ``read``: parameters that are followed by their uses. A model that changed since it was checked
-    is checked again.
+    read: parameters that are followed by their uses.
+    A model that changed since it was checked is checked again.
     """
-    now, kind = facts_of(model), (precision.mixed, frozenset(read))
+    facts = facts_of(model)
+    kind = precision.mixed, frozenset(read)
     before = _same_weights.get(frame)
-    if before is not None and before.facts is now and before.kind == kind:
+    if before is not None and before.facts is facts and before.kind == kind:
         return before
-    parameters = check(model, frame, now)
+    parameters = check(model, frame, facts)
     ways = ways_of(model, read)
     slots = make_slots(frame, next(iter(parameters.values())).device)
     layers = make_layers(model, frame, precision, ways, slots)
@@ -143,9 +152,9 @@ def prepare(
     hooked = {id(layer.module) for layer in layers}
     norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
     prepared = Prepared(
-        facts=now,
-        parameters=parameters,
+        facts=facts,
         kind=kind,
+        parameters=parameters,
         ways=ways,
         slots=slots,
         layers=layers,

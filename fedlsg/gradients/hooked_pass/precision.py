@@ -1,5 +1,4 @@
-"""The precision of a pass, and of the activations that it keeps for backward. Both are float32 by
-default.
+"""The precision of a pass, and of the activations that it keeps: float32 by default.
 
 ``precision="bfloat16"``: mixed precision. Forward runs under autocast. The products of layers that
 autocast runs in bfloat16 are also formed in bfloat16 here. Norms, softmax and the loss keep the
@@ -38,7 +37,11 @@ Bits = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The precision of a pass, forward and backward; see the module docstring."""
+    """The precision of a pass, forward and backward.
+
+    precision: of products; see the module docstring.
+    activation_storage: of activations while they wait for backward.
+    """
 
     precision: Bits = "float32"
     activation_storage: Bits = "float32"
@@ -67,8 +70,11 @@ class Precision:
         targets: Any,
         like: Tensor,
     ) -> Any:
-        """``loss_fn`` of a forward pass, on the device of ``like``; in mixed precision the loss in
-        float32.
+        """The losses of a forward pass.
+
+        outputs: the forward pass.
+        like: a tensor on the pass' device.
+        In mixed precision the forward pass runs under autocast, and the loss in float32.
         """
         if not self.mixed:
             return loss_fn(outputs(), targets)
@@ -81,11 +87,13 @@ class Precision:
 
 
 FLOAT32 = Precision()
+"""The default."""
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Switch autocast off; skip the context manager if it is off already, since it costs as much as
-    a small layer.
+    """Switch autocast off inside the context.
+
+    If it is off already, nothing is done: torch's context manager costs as much as a small layer.
     """
     return (
         torch.autocast(device_type, enabled=False)

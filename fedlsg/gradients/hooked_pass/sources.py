@@ -1,16 +1,15 @@
-"""Where the examples are in what a layer reads, and where values that all examples share enter a
-pass (``uses``).
+"""How values that all examples share enter layers, and give their gradients to the frame's blocks.
 
-The frame's blocks take the gradients of shared values here.
+``uses`` follows these values outside of layers. ``axis_of`` finds where the examples are in what a
+layer reads.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
@@ -24,21 +23,24 @@ from fedlsg.gradients.formulas.embedding_rows import (
 )
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.hooked_pass.blocks import choose_block, remember, remember_output
-from fedlsg.gradients.hooked_pass.call_layers import CallLayer, Graph, in_type, set_blocks, settle
+from fedlsg.gradients.hooked_pass.call_layers import CallLayer, Graph, set_blocks, settle
+from fedlsg.gradients.hooked_pass.graph_nodes import leaves_of
 from fedlsg.gradients.hooked_pass.hooked_layers import Layer, Slot
 from fedlsg.gradients.hooked_pass.precision import without_autocast
-from fedlsg.gradients.hooked_pass.unbatched import Unbatched, plain
+from fedlsg.gradients.hooked_pass.unbatched import Unbatched, as_plain
 from fedlsg.gradients.hooked_pass.uses import Uses
 
 Gradients = Sequence[Tensor | Lazy]
+"""Gradients of one value for each example, one for each use."""
 
 
 @contextmanager
 def replace_parameters(
     model: nn.Module, slots: Sequence[Slot], places: Mapping[str, list[Place]], uses: Uses
 ) -> Iterator[None]:
-    """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the
-    frame's blocks.
+    """Inside the context, the parameters at ``places`` are Unbatched.
+
+    Their gradients go to the frame's blocks.
     """
     by_name = {slot.block.parameter: slot for slot in slots}
     saved = [
@@ -50,9 +52,10 @@ def replace_parameters(
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
     try:
         for name, of_name in places.items():
-            p = of_name[0][0]._parameters[of_name[0][1]]
+            owner, own_name = of_name[0]  # every place holds the same parameter
+            p = owner._parameters[own_name]
             assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, by_name[name]))
+            leaf = uses.add_source(p, name, to_slot(uses.step, by_name[name]))
             for module, attribute in of_name:
                 module._parameters[attribute] = leaf  # type: ignore[assignment]
         yield
@@ -62,7 +65,9 @@ def replace_parameters(
         uses.forget()
 
 
-def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Tensor) -> Tensor:
+def shared_rows(
+    uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Tensor
+) -> Tensor:
     """The output of an embedding that was read without the batch, as an Unbatched value."""
     name = slot.block.parameter
 
@@ -85,13 +90,14 @@ def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Ten
 
 
 def takes_shared(layer: Layer | CallLayer, x: Tensor) -> bool:
-    """Whether a layer may read a value without the batch: any dimensions fit, or there is one of
-    length 1.
+    """Whether the layer's formulas can take a value x without the batch.
+
+    So can layers on positions, and others if the first dimension of x has length 1.
     """
     if isinstance(layer, CallLayer):
         return layer.kind.positions
-    linear = isinstance(layer.module, nn.Linear | nn.LayerNorm) or is_turned(layer.module)
-    return linear or (x.shape[0] == 1 and layer.formulas.batch_first(x))
+    on_positions = isinstance(layer.module, nn.Linear | nn.LayerNorm) or is_turned(layer.module)
+    return on_positions or (x.shape[0] == 1 and layer.formulas.batch_first(x))
 
 
 def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> Tensor:
@@ -101,7 +107,14 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
     """
     uses = step.uses
     assert uses is not None
-    batch, one = step.batch, int(x.ndim > 0 and x.shape[0] == 1 and output.shape[0] == 1)
+    batch = step.batch
+    # a first dimension of length 1, in x and in the output, stands for the batch
+    has_place = x.ndim > 0 and x.shape[0] == 1 and output.shape[0] == 1
+
+    def for_each(t: Tensor) -> Tensor:
+        value = as_plain(t).detach()
+        value = value.squeeze(0) if has_place else value
+        return value.expand(batch, *value.shape)
 
     def receive(parts: Gradients) -> None:
         dense = [part for part in parts if isinstance(part, Tensor)]
@@ -109,20 +122,17 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
             return
         g = torch.stack(dense).sum(0).view(batch, *output.shape)
         if isinstance(x, Unbatched):
-            uses.found.append((x, pull_back(layer.module, plain(x), g)))
-        given, y = (
-            t.detach().view(t.shape[one:]).expand(batch, *t.shape[one:])
-            for t in (plain(x), plain(output))
-        )
-        g = g.reshape(y.shape)
+            uses.arrivals.append((x, pull_back(layer.module, as_plain(x), g)))
+        x_of_each, y = for_each(x).to(layer.dtype), for_each(output)
+        g = g.reshape(y.shape).to(layer.dtype)
         with torch.no_grad(), without_autocast(g.device.type):
             if isinstance(layer, CallLayer):
-                set_blocks(step, layer, in_type((given,), layer.dtype), g.to(layer.dtype))
+                set_blocks(step, layer, (x_of_each,), g)
                 return
-            memory = remember(layer, given.to(layer.dtype))
-            remember_output(layer, memory, given.to(layer.dtype), y, None)
+            memory = remember(layer, x_of_each)
+            remember_output(layer, memory, x_of_each, y, None)
             for slot in layer.slots:
-                step.add(slot.position, choose_block(step, layer, slot, memory, g.to(layer.dtype)))
+                step.add(slot.position, choose_block(step, layer, slot, memory, g))
 
     return shared_output(uses, output, f"{layer.path}.weight" if layer.path else "weight", receive)
 
@@ -139,36 +149,35 @@ def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) ->
 def shared_output(
     uses: Uses, value: Tensor, name: str, receive: Callable[[Gradients], None]
 ) -> Tensor:
-    """A copy of a new leaf, which the model may change in place."""
-    leaf = uses.source(value, name, receive)
+    """A new leaf with a value, as a copy that the model may change in place."""
+    leaf = uses.add_source(value, name, receive)
     with torch._C.DisableTorchFunctionSubclass():
         return uses.mark(leaf.clone(), (name,))
 
 
 def to_slot(step: Graph, slot: Slot) -> Callable[[Gradients], None]:
-    """Put the sum of a parameter's gradients in its block."""
+    """A function that puts the sum of a parameter's gradients into its block."""
 
     def receive(parts: Gradients) -> None:
-        ghost = step.ghosts("")
+        ghost = step.ghosts("")  # a use has no path, and is received once
         if len(parts) == 1:
             step.add(slot.position, settle(parts[0], slot, ghost=ghost))
-        elif (
-            ghost
-            and slot.block.kept == slot.block.size
-            and slot.block.weight == 1
-            and (both := tie(parts))
-        ):
+            return
+        is_whole = slot.block.kept == slot.block.size and slot.block.weight == 1
+        both = tie(parts) if ghost and is_whole else None
+        if both is not None:
             step.add(slot.position, both)
         elif parts:
-            settled = [settle(part, slot, ghost=False) for part in parts]
-            step.add(slot.position, torch.stack(settled).sum(0))
+            kept = [settle(part, slot, ghost=False) for part in parts]
+            step.add(slot.position, torch.stack(kept).sum(0))
 
     return receive
 
 
 def tie(parts: Gradients) -> TiedGradients | None:
-    """The gradients of a linear and an embedding use as factors, if there is no other and ghost
-    clipping is cheaper.
+    """The factors of one linear and one embedding use of a weight; None for other uses.
+
+    None, too, if ghost clipping is not cheaper.
     """
     tables = [part for part in parts if isinstance(part, RowGradients)]
     linear = [part for part in parts if isinstance(part, ProductGradients)]
@@ -178,25 +187,26 @@ def tie(parts: Gradients) -> TiedGradients | None:
 
 
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
-    """Whether a layer reads a value that belongs to no example, though it was computed in the
-    pass.
-    """
+    """Whether a layer's input belongs to no example, although the pass computed it."""
+    if x.requires_grad and not isinstance(x, Unbatched):
+        return False
     next_call = step.called[layer.path] + 1
-    return (isinstance(x, Unbatched) or not x.requires_grad) and step.survey.axis(
-        layer.path, next_call
-    ) is None
+    return step.survey.axis(layer.path, next_call) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
-    """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula
-    can take it.
+    """The axis of the examples in a layer's input.
+
+    Raises UnsupportedLayerError if no formula can take the examples there, and ReadElsewhereError
+    for an input that parameters give without the batch: these must be followed by their uses.
     """
-    axis, size = step.survey.axis(layer.path, step.called[layer.path]), -1
-    if axis is None and (read := leaves_of(x)):
-        names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
+    axis = step.survey.axis(layer.path, step.called[layer.path])
+    if axis is None and (leaves := leaves_of(x)):
+        names = [name for name, p in step.parameters.items() if any(p is q for q in leaves)]
         if names:
             raise ReadElsewhereError(names)
     formulas = layer.formulas if isinstance(layer, Layer) else None
+    size = -1  # number of examples along the axis; -1 if there is no axis
     if axis == FLAT:
         size = step.batch if len(x) % step.batch == 0 else -1
         if step.uses is not None:
@@ -212,35 +222,3 @@ def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
         f"{tuple(x.shape)}; keep examples on the first dimension (no flattening of positions into "
         "it), or freeze it",
     )
-
-
-def leaves_of(x: Tensor) -> list[Tensor]:
-    """The parameters from which a value was computed."""
-    if x.is_leaf:
-        return [x] if x.requires_grad else []
-    seen: set[Node] = set()
-    due, leaves = [x.grad_fn], []
-    while due:
-        node = due.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            leaves += [node.variable] if hasattr(node, "variable") else []
-            due += [before for before, _ in node.next_functions]
-    return leaves
-
-
-def leads_to(end: Node | None, places: Collection[Node]) -> bool:
-    """Whether the value of node ``end`` was computed from the value of one of the nodes
-    ``places``.
-    """
-    seen: set[Node] = set()
-    due = [end]
-    while due:
-        node = due.pop()
-        if node is None or node in seen:
-            continue
-        if node in places:
-            return True
-        seen.add(node)
-        due += [before for before, _ in node.next_functions]
-    return False

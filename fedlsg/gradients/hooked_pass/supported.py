@@ -1,8 +1,8 @@
-"""Refuse models without per-example gradients, before anything is computed; errors name the layer
-and the fix.
+"""Refuse models without per-example gradients, before anything is computed.
 
-A refusal protects the privacy claim: a layer that mixes examples, or a trainable parameter whose
-gradient is not clipped, would void it silently. Draws no noise and reads no private data.
+Errors name the layer and the fix. A refusal protects the privacy claim: a layer that mixes
+examples, or a trainable parameter whose gradient is not clipped, would void it silently.
+Draws no noise and reads no private data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
+from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, type_name, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
@@ -33,7 +33,9 @@ HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (SpectralNorm, "a hook of spectral_norm", "remove_spectral_norm(layer, {!r})"),
     (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
 )
-"""Hooks of torch that compute a weight before each call, and what removes them."""
+"""Hooks of torch that compute a weight before each call: their type, their name, and the call of
+``torch.nn.utils`` that removes them from a layer's weight.
+"""
 
 NOTHING = (
     "nothing to train: every parameter of the model has requires_grad=False; call "
@@ -44,11 +46,10 @@ Checked = Mapping[str, nn.Parameter]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, by name, in model order; a shared one under its first
-    name.
+    """Parameters that require a gradient, by name, in model order.
 
-    As ``model.named_parameters()``, in a third of its time: this is called several times in every
-    step.
+    A shared parameter has its first name, as in ``model.named_parameters()``. That function takes
+    three times as long, and this one is called several times in every step.
     """
     first: dict[int, tuple[str, nn.Parameter]] = {}
     _collect(model, "", first)
@@ -94,8 +95,9 @@ def check_supported(model: nn.Module) -> None:
 
 
 def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, but for those inside a module with a function of its own
-    (``ways``).
+    """All modules with their paths, without those inside a module of its own gradients.
+
+    Such a module is a call of ``ways_of``: a function gives the gradients of all that it owns.
     """
     yield path, module
     kind = kind_of(module)
@@ -129,10 +131,8 @@ def refusal(module: nn.Module) -> str | None:
     if (reason := refusal_of_weight(module)) is not None:
         return reason
     kind = kind_of(module)
-    trained = {
-        name: p for name, p in module._parameters.items() if p is not None and p.requires_grad
-    }
-    if hooked := [name for name, p in trained.items() if p._backward_hooks]:
+    own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if hooked := [name for name, p in own.items() if p._backward_hooks]:
         return (
             f"a hook on the gradient of {', '.join(hooked)} (register_hook) would not run: "
             "gradients of single examples are clipped, and never arrive there; remove it, and "
@@ -141,7 +141,7 @@ def refusal(module: nn.Module) -> str | None:
     if kind is not None:
         inside = trainable(module)
         return kind.refusal(module) or refusal_of_type(inside) if inside else None
-    return refusal_to_train(module, trained) if trained else None
+    return refusal_to_train(module, own) if own else None
 
 
 def refusal_of_type(own: Mapping[str, nn.Parameter]) -> str | None:
@@ -151,8 +151,9 @@ def refusal_of_type(own: Mapping[str, nn.Parameter]) -> str | None:
 
 
 def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | None:
-    """Why the trainable parameters that ``module`` itself owns are refused; None if they are
-    supported.
+    """Why the trainable parameters that a module owns are refused; None if they are supported.
+
+    own: these parameters, by the module's names.
     """
     names = ", ".join(own)
     if isinstance(module, _BatchNorm | _InstanceNorm):
@@ -160,7 +161,7 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
     if isinstance(module, OWN_AXES):
         return (
             f"no per-example gradients for {names}, because it has a forward of its own; use "
-            f"{shown(base_of(module))} itself, give its gradients by fedlsg.register_layer, or "
+            f"{type_name(base_of(module))} itself, give its gradients by fedlsg.register_layer, or "
             "freeze it with requires_grad_(False)"
         )
     if has_formulas(module) and not own.keys() <= {"weight", "bias"}:
@@ -177,38 +178,39 @@ def base_of(module: nn.Module) -> type[nn.Module]:
 
 
 def refusal_of_weight(module: nn.Module) -> str | None:
-    """Why a layer is refused that computes its trainable weight by a hook, or from what it
-    remembers of passes.
+    """Why a layer is refused that computes its trainable weight itself; None if it is supported.
+
+    Refused are hooks of torch that compute the weight, and parametrizations that remember earlier
+    passes.
     """
     if not trainable(module):
         return None
     if parametrize.is_parametrized(module):
-        given: Any = module.parametrizations
+        parametrizations: Any = module.parametrizations
         names = [
-            n
-            for n, chain in given.items()
+            name
+            for name, chain in parametrizations.items()
             if any(isinstance(p, _SpectralNorm) and p.training for p in chain)
         ]
+        if not names:
+            return None
         remove = "; ".join(
-            f"torch.nn.utils.parametrize.remove_parametrizations(layer, {n!r})" for n in names
+            f"torch.nn.utils.parametrize.remove_parametrizations(layer, {name!r})" for name in names
         )
-        if names:
-            return (
-                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in "
-                "each pass, and the number of passes depends on the batch; keep them by "
-                f"layer.parametrizations.eval(), use {remove}, or freeze it"
-            )
-        return None
+        return (
+            f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in "
+            "each pass, and the number of passes depends on the batch; keep them by "
+            f"layer.parametrizations.eval(), use {remove}, or freeze it"
+        )
     for hook in module._forward_pre_hooks.values():
-        for kind, named, remove in HOOKS:
+        for kind, hook_name, removal in HOOKS:
             if isinstance(hook, kind):
                 weight: str = (
                     hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
                 )
-                fix = f"use torch.nn.utils.{remove.format(weight)}, or freeze it"
                 return (
-                    f"no per-example gradients of a layer whose {weight} is computed by {named}; "
-                    f"{fix}"
+                    f"no per-example gradients of a layer whose {weight} is computed by "
+                    f"{hook_name}; use torch.nn.utils.{removal.format(weight)}, or freeze it"
                 )
     return None
 
@@ -229,18 +231,15 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def check_sharing(model: nn.Module) -> None:
-    """Raise UnsupportedLayerError for a parameter under two names (tied weights) in other layers
-    than ``SHARED``.
+    """Raise UnsupportedLayerError for a parameter that layers other than ``SHARED`` share.
+
+    Such a parameter has two names (tied weights).
     """
     for places in ways_of(model).uses.values():
-        wrong = [
-            module for module, _ in places if has_formulas(module) or kind_of(module) is not None
-        ]
-        wrong = [module for module in wrong if type(module) not in SHARED]
-        if len(places) > 1 and wrong:
-            names = [
-                name for name, p in _named(model) if p is places[0][0]._parameters[places[0][1]]
-            ]
+        layers = [m for m, _ in places if has_formulas(m) or kind_of(m) is not None]
+        if len(places) > 1 and any(type(layer) not in SHARED for layer in layers):
+            owner, own_name = places[0]
+            names = [name for name, p in _named(model) if p is owner._parameters[own_name]]
             raise UnsupportedLayerError(
                 f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding "
                 "may share; give each module its own, or freeze it"
@@ -248,8 +247,9 @@ def check_sharing(model: nn.Module) -> None:
 
 
 def check_frame(model: nn.Module, frame: Frame) -> None:
-    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters, whole,
-    in model order.
+    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters.
+
+    They must be whole, and in model order.
     """
     shapes = {name: tuple(p.shape) for name, p in trainable(model).items()}
     framed = {c.name: tuple(c.shape) for c in frame.coordinates}

@@ -1,6 +1,4 @@
-"""Values that all examples share: ``Unbatched`` tensors, the leaves from which they come, and
-tables read by rows.
-"""
+"""Values that all examples share (``Unbatched``), and what they do without the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,6 +51,7 @@ ELEMENTWISE = {
 }
 """Operations that give the same result if a value is copied for each example first."""
 JOINS = {"cat", "concat", "concatenate"}
+"""Operations that join tensors along a dimension."""
 LIKE = {"expand_as", "view_as", "reshape_as", "type_as"}
 """Operations that read only the shape or type of their second tensor."""
 FIX = (
@@ -65,9 +64,10 @@ STATE_FIX = (
 
 
 def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
-    """The axis of the examples in the numbers of rows that are read; None if all examples share
-    them (``survey``).
+    """The axis of the examples in the row numbers of a read; None if all examples share them.
 
+    name: of the table's parameter; empty for a table that parameters give.
+    read: number of the read in the pass, from 1.
     Raises UnsupportedLayerError where no axis has the examples alone.
     """
     known = step.survey.tables.get(name, ())
@@ -87,14 +87,18 @@ def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
 
 
 class Unbatched(Tensor):
-    """A value that all examples share, and that depends on trainable parameters."""
+    """A value that all examples share, and that depends on trainable parameters.
+
+    uses: the ``Uses`` of the pass.
+    parameters: names of the parameters that it depends on.
+    """
 
     uses: Any
     parameters: tuple[str, ...]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation on such a value."""
+        """Pass every operation on such a value to ``Uses.apply``."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             first = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
@@ -103,8 +107,11 @@ class Unbatched(Tensor):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """A leaf of the graph to which gradients are pulled back, and who takes its gradients (B,
-    *shape).
+    """A leaf of the graph to which gradients are pulled back.
+
+    name: of the parameter.
+    leaf: the value.
+    receive: takes its gradients (B, *shape), one for each use.
     """
 
     name: str
@@ -112,7 +119,7 @@ class Source:
     receive: Callable[[Sequence[Tensor | Lazy]], None]
 
 
-def plain(t: Tensor) -> Tensor:
+def as_plain(t: Tensor) -> Tensor:
     """An Unbatched value as a tensor without a graph; another tensor as it is."""
     return t.detach().as_subclass(Tensor) if isinstance(t, Unbatched) else t
 
@@ -120,42 +127,50 @@ def plain(t: Tensor) -> Tensor:
 def gradients_at(
     source: Source, value: Tensor, g: Tensor | Lazy, batch: int
 ) -> Iterator[Tensor | Lazy]:
-    """The gradient of each example at a source, for its gradient at a value; none where it has no
-    part in it.
+    """The gradient of each example at a source, from its gradient g at a value.
+
+    Nothing if the value was not computed from the source.
     """
     if value is source.leaf:
         yield g if not isinstance(g, Tensor) else g.reshape(batch, *source.leaf.shape)
         return
-    whole = (g if isinstance(g, Tensor) else g.dense()).reshape(batch, *value.shape)
+    dense = (g if isinstance(g, Tensor) else g.dense()).reshape(batch, *value.shape)
     (gradient,) = torch.autograd.grad(
-        value, [source.leaf], whole, retain_graph=True, allow_unused=True, is_grads_batched=True
+        value, [source.leaf], dense, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
     if gradient is not None:
         yield gradient
 
 
-def alone(
+def apply_alone(
     uses: Any, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]
 ) -> Any:
-    """An operation without the batch. Copies along a dimension stay one memory, so that they are
-    known.
+    """The result of an operation without the batch.
+
+    Copies along a dimension share one memory (stride 0), by which ``Uses`` knows them as copies.
+    So ``repeat`` becomes ``expand`` where it can, and a clone of copies stays what it was.
     """
-    first = args[0]
-    if name == "repeat" and first is mine[0]:
-        sizes = repeats_of(args)
-        if (
-            uses.step.survey.tiles
-            and sizes == (uses.step.batch, *(1,) * (first.ndim - 1))
-            and len(first) > 1
-        ):
-            return uses.copy(uses.wrap(first.unsqueeze(0), mine), first.ndim + 1).flatten(0, 1)
-        shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
-        once = first.reshape(shape).repeat(
-            [1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)]
-        )
-        return uses.wrap(
-            once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine
-        )
-    if name in ("clone", "contiguous") and 0 in first.stride()[: 2 if first.ndim == 3 else 1]:
-        return first
+    value = args[0]
+    if name == "repeat" and value is mine[0]:
+        return _repeat(uses, value, repeats_of(args), mine)
+    # the batch is the first dimension, or the second one of a recurrent layer's state
+    if name in ("clone", "contiguous") and 0 in value.stride()[: 2 if value.ndim == 3 else 1]:
+        return value
     return uses.wrap(func(*args, **kwargs), mine)
+
+
+def _repeat(uses: Any, value: Tensor, sizes: tuple[int, ...], mine: Sequence[Unbatched]) -> Tensor:
+    """``value.repeat(*sizes)``, with copies of a dimension of length 1 in one memory.
+
+    Several rows that are repeated for each example, as the survey has seen, become B copies.
+    """
+    for_examples = sizes == (uses.step.batch, *(1,) * (value.ndim - 1)) and len(value) > 1
+    result: Tensor
+    if uses.step.survey.tiles and for_examples:
+        result = uses.copy(uses.wrap(value.unsqueeze(0), mine), value.ndim + 1).flatten(0, 1)
+        return result
+    shape = (*(1,) * (len(sizes) - value.ndim), *value.shape)
+    pairs = list(zip(shape, sizes, strict=True))
+    repeated = value.reshape(shape).repeat([1 if n == 1 else k for n, k in pairs])
+    result = uses.wrap(repeated.expand([k if n == 1 else -1 for n, k in pairs]), mine)
+    return result

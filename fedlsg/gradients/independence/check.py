@@ -1,22 +1,26 @@
-"""Check that a model and a loss treat examples independently: public rows alone and in company.
+"""Check that a model and a loss treat examples independently: public rows alone and in batches.
 
 The clip bounds what one example adds to the sum only if its gradient depends on no other example.
 ``check_supported`` refuses layers that mix examples by their type. Here the model runs. Each row
-alone by torch.autograd is the reference: without hooks or formulas of fedlsg. In company a row must
+alone by torch.autograd is the reference: without hooks or formulas of fedlsg. In a batch a row must
 have the same loss, the same outputs and the same gradient:
     checked           the gradient of each example as a step computes it
                       (``per_example_gradients``). The guarantee of a step rests on this.
     isolated, rows    the gradient of a weighted sum of losses, in an ordinary pass. A step gives
                       this code one example at a time in any case. The check is for a user whose
-                      model would learn something else than he means. What fails in company is no
-                      fault here.
+                      model would learn something else than he means. A batch that fails with an
+                      error is no fault here.
 
-Batches are of ``BATCHES`` rows with other neighbours, of the model's own small sizes (tokens,
-channels), where a layer with another first axis looks right, of ``LARGER`` rows where that is
-cheap, of each family of rows, and of rows of all families. Afterwards, and after ``CALLS`` calls,
-the first row must still be the same alone, and no buffer may have changed. Random draws are coupled
-by example, and must follow from the seed of the pass, under two seeds (``Draws``). A model or loss
-that draws one number for the whole batch runs under ``SEEDS`` of them.
+These batches are tried:
+    - ``BATCHES`` rows of the first family;
+    - as many rows as a small dimension of the model has (tokens, channels): a layer that takes
+      another axis for the batch would look right there;
+    - ``LARGER`` rows, if that is cheap;
+    - all rows of each other family, and rows of all families.
+Afterwards, and after ``CALLS`` calls, the first row must still be the same alone, and no buffer may
+have changed. Random draws are coupled by example, and must follow from the seed of the pass, under
+two seeds (``Draws``). A model or loss that draws one number for the whole batch runs under
+``SEEDS`` of them.
 After a difference, a second pass names the layer where it begins: forward, loss, backward.
 
 How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of
@@ -67,7 +71,7 @@ from fedlsg.gradients.hooked_pass.supported import (
 )
 from fedlsg.gradients.independence.coupled_draws import Draws
 from fedlsg.gradients.independence.subject import Outcome, Subject, forms, prepare
-from fedlsg.gradients.independence.trace import Trace, first_apart
+from fedlsg.gradients.independence.trace import Trace, first_difference
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.secret_seeds import FIX as NO_SEEDS
 from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError
@@ -78,10 +82,11 @@ from fedlsg.user_code.failure import describe, is_own
 from fedlsg.user_code.objects import same_numbers
 
 BATCHES = (2, 7)
+"""Batch sizes that are always tried."""
 MAX_MODEL_SIZED_BATCH = 16
 """The largest batch that is tried because a dimension of the model has its size."""
 LARGER = (64, 301)
-"""Batches that are tried if they are cheap: code may mix from 40 or from 256 examples on."""
+"""Batch sizes that are tried if they are cheap: code may mix from 40 or from 256 examples on."""
 SEEDS = 16
 """Seeds that are tried for a model or loss that draws one number for the whole batch."""
 ALLOWED = 20
@@ -89,16 +94,20 @@ ALLOWED = 20
 CALLS = 64
 """Calls after which a model must not have changed."""
 WORK = 2**19
-"""Numbers in the sums of one example's forward pass, above which large batches are left out."""
+"""A budget of numbers in sums. Dimensions of weights are tried as batch sizes if one example's pass
+stays within it, a batch of ``LARGER`` if it and its gradients have at most twice as many, and the
+repeated calls together have at most eight times as many."""
 TOLERANCE = 1e-9
+"""Relative difference above which a model in float64 mixes examples."""
 ROUNDINGS = 16
 """Units in the last place of the largest sum that rounding may leave: a unix time in a sine."""
 ROUNDED = 1e-5
 """Tolerance of a loss in float32 next to a model in float64, and of gradients then."""
-COARSE, KINK = 1e-4, 0.05
-"""Tolerances for a model that computes in float32: of an activation or loss, and of a gradient.
-Rounding may flip a unit at the kink of a ReLU, which moves a gradient of these networks by up to
-0.008 of its length."""
+COARSE = 1e-4
+"""Tolerance of an activation or a loss of a model that computes in float32."""
+KINK = 0.05
+"""Tolerance of a gradient of a model that computes in float32. Rounding may flip a unit at the kink
+of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
 NAMED = 4
 """Rows of a batch in which the second pass looks for the layer."""
 FIX = (
@@ -141,8 +150,8 @@ def check_model(
     refuse_layers(model, level)
     if sum(batch_size(*family) for family in families) < 2:
         raise ValueError("expected two probe examples or more, to compare them in batches, got one")
-    own = next(iter(trainable(model).values())).dtype
-    for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
+    model_dtype = next(iter(trainable(model).values())).dtype
+    for dtype, loss_dtype in ((torch.float64, None), (torch.float64, model_dtype), (None, None)):
         make = partial(prepare, model, loss, families, dtype, loss_dtype)
         check = Check(make=make, subject=make(), level=level)
         rows = check.run_alone(range(check.subject.families[-1].stop))
@@ -152,14 +161,18 @@ def check_model(
         check.refuse([0], check.failed[0])
     check.run()
     subject = check.subject
-    count = SEEDS if subject.draws.common else 2 if subject.draws.first else 1
-    first = [row for row in rows if row in subject.families[0] or row in subject.families[-1]]
-    for number in range(1, count):
+    first, *_, large = subject.families
+    seeds = 1
+    if subject.draws.common:
+        seeds = SEEDS
+    elif subject.draws.first:
+        seeds = 2
+    for number in range(1, seeds):
         seeded = replace(subject, draws=Draws(number))
         other = replace(check, subject=seeded, alone={}, calls=0)
-        if other.run_alone(first):
+        if other.run_alone([row for row in rows if row in first or row in large]):
             other.run()
-    return [row for row in rows if row not in subject.families[-1]]
+    return [row for row in rows if row not in large]
 
 
 def refuse_layers(model: nn.Module, level: Isolation) -> None:
@@ -176,12 +189,14 @@ def refuse_layers(model: nn.Module, level: Isolation) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Check:
-    """One comparison of a subject's rows, alone and in company.
+    """One comparison of a subject's rows, alone and in batches.
 
-    alone: the passes of rows that run.
-    failed: why others do not.
-    make: gives the subject anew.
-    calls: after which the first row is compared again.
+    make: makes the subject again, without what earlier calls left in it.
+    subject: the copy of the model, with the rows.
+    level: how a step isolates examples; see the module docstring.
+    alone: the pass over each row alone, by row number, for rows that run.
+    failed: the error of each other row.
+    calls: number of calls after which the first row is compared again.
     """
 
     make: Callable[[], Subject]
@@ -192,12 +207,12 @@ class Check:
     calls: int = CALLS
 
     def run_alone(self, rows: Sequence[int]) -> list[int]:
-        """Fill ``alone``, and say which rows run."""
+        """Fill ``alone`` and ``failed``, and return the rows that run."""
         for row in rows:
             try:
                 outcome = self.subject.run([row], ones(1))
             except Exception as error:  # mostly, the model or the loss takes no such values
-                if final(error):
+                if is_refusal(error):
                     self.refuse([row], error)
                 self.failed[row] = error
                 continue
@@ -218,12 +233,12 @@ class Check:
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
         frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         versions = {name: p._version for name, p in frozen.items()}
-        outcomes = self.outcomes()
+        outcomes = self.run_batches()
         again = self.subject.run([row], ones(1))
         if (difference := self.difference(again)) is not None:
             fresh = replace(self, subject=replace(self.make(), draws=self.subject.draws))
             message = "depends on earlier batches: an example alone gives another {} after them"
-            self.name(again, *difference, message, fresh)
+            self.fail_at_layer(again, *difference, message, fresh)
         now = dict(model.named_buffers())
         changed = [name for name, b in buffers.items() if not same_numbers(now.get(name, b), b)]
         changed += [name for name, p in frozen.items() if p._version != versions[name]]
@@ -235,24 +250,25 @@ class Check:
             if (difference := self.difference(outcome)) is not None:
                 size = len(outcome.members)
                 message = f"mixes examples: in a batch of {size} one has another {{}} than alone"
-                self.name(outcome, *difference, message if size > 1 else WRONG, self)
+                self.fail_at_layer(outcome, *difference, message if size > 1 else WRONG, self)
 
-    def outcomes(self) -> list[Outcome]:
-        """The passes of all companies; then there were ``CALLS`` calls, if these are cheap."""
+    def run_batches(self) -> list[Outcome]:
+        """Run all batches, and then the model until ``calls`` calls, if these are cheap."""
         subject, rows = self.subject, [*islice(self.alone, 2)]
         work = max(1, subject.draws.work)
         recorded = len(subject.draws.first)
-        with suppress(Exception):  # what a step finds out once about a model draws, too
+        # The first step runs the model more often (``survey``). These draws are no pass's.
+        with suppress(Exception):
             subject.run(rows[:1], ones(1), private=self.level == "checked")
         del subject.draws.first[recorded:]
-        outcomes = [self.together(members) for members in self.companies(work)]
+        outcomes = [self.run_batch(members) for members in self.batches(work)]
         calls = min(self.calls - len(self.alone) - len(outcomes), 8 * WORK // work)
         with suppress(Exception):
             subject.run(rows, ones(len(rows)), times=max(1, calls))
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def companies(self, work: int) -> Iterator[Sequence[int]]:
-        """The rows of each batch; ``work`` is that of one example."""
+    def batches(self, work: int) -> Iterator[Sequence[int]]:
+        """The rows of each batch; ``work``: numbers in the sums of one example's forward pass."""
         subject = self.subject
         running = ([row for row in family if row in self.alone] for family in subject.families)
         first, *others = running
@@ -265,22 +281,25 @@ class Check:
             *(n for shape in shapes for n in shape if 2 < n <= MAX_MODEL_SIZED_BATCH),
         }
         yield [next(iter(self.alone))]
-        if len(first) > 1:
+        if len(first) > 1:  # the second row first, because the first one ran alone
             yield from ([first[1], *islice(cycle(first), size - 1)] for size in sorted(sizes))
         yield from (rows[::-1] for rows in others if len(rows) > 1)
         everyone = list(self.alone)
         parts = len(everyone) // ALLOWED + 1
         yield from (everyone[start::parts] for start in range(parts))
 
-    def together(self, members: Sequence[int]) -> Outcome | None:
-        """The pass of a batch, as the level has it; None where it fails without a fault."""
+    def run_batch(self, members: Sequence[int]) -> Outcome | None:
+        """The pass over a batch, as a step of this level takes it.
+
+        None for a batch that fails, if the level allows this.
+        """
         private, size = self.level == "checked", len(members)
-        draw = torch.Generator().manual_seed(size)
-        weights = torch.randn(size, generator=draw, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(size)
+        weights = torch.randn(size, generator=generator, dtype=torch.float64)
         try:
             return self.subject.run(members, weights, private=private)
         except Exception as error:
-            if final(error) or (private and size <= ALLOWED):
+            if is_refusal(error) or (private and size <= ALLOWED):
                 self.refuse(members, error)
             return None  # the code may allow no more rows
 
@@ -301,23 +320,31 @@ class Check:
         return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
     def difference(self, outcome: Outcome) -> tuple[str, Sequence[int]] | None:
-        """What differs in a pass from its rows alone, and at which places."""
+        """What differs between a pass and its rows alone, and at which places of the batch.
+
+        A row x' in the batch equals the row x alone if, with its n numbers,
+            |x' - x| <= tolerance max(|x|, floor) + ROUNDINGS rounding sqrt(n).
+        The gradient of the batch, weighted by w, equals the sum of the rows' gradients G_i if
+            |G - sum w_i G_i| <= sum |w_i| part_i max(|G_i|, floor).
+        """
         alone = [self.alone[member] for member in outcome.members]
         noise = ROUNDINGS * torch.tensor([row.rounding for row in alone], dtype=torch.float64)
 
-        def wrong(now: Tensor, own: Tensor, tolerance: float) -> list[int]:
-            now, own = finite(now), finite(own)
-            lengths, gaps = own.norm(dim=1).clamp(min=self.floor), (now - own).norm(dim=1)
-            right = gaps <= tolerance * lengths + noise * own.shape[1] ** 0.5
+        def differing(batch: Tensor, reference: Tensor, tolerance: float) -> list[int]:
+            batch, reference = finite(batch), finite(reference)
+            lengths = reference.norm(dim=1).clamp(min=self.floor)
+            gaps = (batch - reference).norm(dim=1)
+            right = gaps <= tolerance * lengths + noise * reference.shape[1] ** 0.5
             places: list[int] = (~right).nonzero().flatten().tolist()
             return places
 
         outputs = [row.outputs for row in alone]
+        # Outputs whose size depends on the batch, such as padded texts, are not compared.
         fit = {len(row[0]) for row in outputs} == {outcome.outputs.shape[1]}
-        if fit and (places := wrong(outcome.outputs, torch.cat(outputs), self.tolerance)):
+        if fit and (places := differing(outcome.outputs, torch.cat(outputs), self.tolerance)):
             return "output", places
         losses = torch.stack([row.losses for row in alone])
-        if places := wrong(outcome.losses.unsqueeze(1), losses, self.later_tolerance):
+        if places := differing(outcome.losses.unsqueeze(1), losses, self.later_tolerance):
             return "loss", places
         part = self.later_tolerance + noise if self.later_tolerance < COARSE else KINK
         lengths = torch.stack([row.gradient.norm() for row in alone]).clamp(min=self.floor)
@@ -326,43 +353,47 @@ class Check:
         return None
 
     def gap(self, outcome: Outcome) -> Tensor:
-        """By how much the gradient of a pass differs from the sum of those of its rows alone."""
+        """The gradient of a pass less the weighted sum of the gradients of its rows alone."""
         alone = torch.stack([self.alone[member].gradient for member in outcome.members])
         return outcome.gradient - outcome.weights @ alone
 
-    def apart(self, tolerance: float, now: Tensor, own: Tensor) -> bool:
-        """Whether a tensor of an example differs from its tensor alone."""
-        now, own = finite(now), finite(own)
-        noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
+    def differs(self, tolerance: float, batch: Tensor, alone: Tensor) -> bool:
+        """Whether an example's tensor in a batch differs from its tensor alone; see
+        ``difference``.
+        """
+        batch, alone = finite(batch), finite(alone)
+        noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * alone.numel() ** 0.5
         return bool(
-            float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
+            float((batch - alone).norm()) > tolerance * max(float(alone.norm()), self.floor) + noise
         )
 
     def trace(self, members: Sequence[int]) -> Trace:
-        """What passes through the modules, under the sum of the losses."""
+        """The tensors that pass through the modules, under the sum of the losses."""
         trace = Trace()
-        with trace.of(self.subject.model):
+        with trace.record(self.subject.model):
             self.subject.run(members, ones(len(members)))
         return trace
 
-    def name(
+    def fail_at_layer(
         self,
         outcome: Outcome,
         what: str,
         places: Sequence[int],
         message: str,
-        before: "Check",
+        reference: "Check",
     ) -> NoReturn:
-        """Raise for the layer where a pass becomes another one than over its rows alone.
+        """Raise for the first layer at which a pass differs from its rows alone.
 
-        ``before``: a check whose subject gives the rows alone.
+        what, places: of ``difference``.
+        message: with a place, in braces, for what differs.
+        reference: a check whose subject gives the rows alone.
         """
         size = len(outcome.members)
-        alone = {place: before.trace([outcome.members[place]]) for place in places[:NAMED]}
+        alone = {place: reference.trace([outcome.members[place]]) for place in places[:NAMED]}
         now = self.trace(outcome.members)
         for place, trace in alone.items():
-            apart = partial(self.apart, self.tolerance)
-            key = first_apart(trace.forward, now.forward, place, size, apart)
+            differs = partial(self.differs, self.tolerance)
+            key = first_difference(trace.forward, now.forward, place, size, differs)
             if key is not None and key[1] == "input":
                 self.fail(now.around[key], message.format(f"input of its layer {key[0]}"))
             if key is not None:
@@ -372,10 +403,10 @@ class Check:
         if not what.startswith("gradient"):
             self.fail(None if what == "loss" else "", message.format(what))
         for place, trace in alone.items():
-            apart = partial(self.apart, self.later_tolerance)
-            key = first_apart(trace.backward, now.backward, place, size, apart)
+            differs = partial(self.differs, self.later_tolerance)
+            key = first_difference(trace.backward, now.backward, place, size, differs)
             if key is not None:
-                self.fail(now.mixes(key), message.format(what))
+                self.fail(now.reader_of(key), message.format(what))
         # Only the code of a step, or a registered function, gives other gradients.
         blocks = self.subject.frame.blocks
         ends = torch.tensor([block.kept for block in blocks]).cumsum(0)
@@ -384,14 +415,14 @@ class Check:
 
     def fail(self, path: str | None, message: str) -> NoReturn:
         """Raise for the module at a path, or for the loss function."""
-        drawn = f"{FIX}; {NO_SEEDS}" if self.subject.draws.common else FIX
-        message = f"{message}; {NO_MEMORY if 'earlier batches' in message else drawn}"
+        fix = f"{FIX}; {NO_SEEDS}" if self.subject.draws.common else FIX
+        message = f"{message}; {NO_MEMORY if 'earlier batches' in message else fix}"
         if path is None:
             raise UnsupportedLayerError(f"the loss function: {message}")
         raise unsupported(path, self.subject.model.get_submodule(path), message)
 
     def refuse(self, members: Sequence[int], error: Exception) -> NoReturn:
-        """Raise the error of a pass, with the layer that raised it, which a second pass finds."""
+        """Raise the error of a pass, with the name of the layer that a second pass finds."""
         path = self.trace(members).running[-1:]
         if isinstance(error, UnsupportedLayerError) or (is_own(error) and not path):
             raise error
@@ -400,8 +431,8 @@ class Check:
         if module is not None and (fault := layer_fault(module, error, rows[0])):
             raise unsupported(path[0], module, fault) from error
         inputs, targets = map(forms, rows)
-        given = f"a batch of {len(members)} (inputs {inputs}, targets {targets})"
-        what = f"fails with {describe(error)}, on {given}"
+        batch = f"a batch of {len(members)} (inputs {inputs}, targets {targets})"
+        what = f"fails with {describe(error)}, on {batch}"
         if isinstance(error, OwnDrawsError):
             what = str(error)
         elif len(members) > 1:
@@ -417,11 +448,13 @@ def ones(count: int) -> Tensor:
 
 
 def finite(t: Tensor) -> Tensor:
-    """A tensor whose infinities and NaN are equal to themselves: masked classes have them."""
+    """The tensor with one number in place of each NaN and infinity, so that these are equal to
+    themselves: masked classes have them.
+    """
     return t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0)
 
 
-def final(error: Exception) -> bool:
-    """Whether an error says that code is refused, and not that it does not take some rows."""
+def is_refusal(error: Exception) -> bool:
+    """Whether an error refuses the code itself, and not only the rows that it got."""
     refused = isinstance(error, UnsupportedLayerError) and error.__cause__ is None
     return refused or isinstance(error, OwnDrawsError)

@@ -1,9 +1,9 @@
-"""Compare rows that user code made in company with the same rows made alone, column by column.
+"""Compare rows that user code made in a batch with the same rows made alone, column by column.
 
-A column is one coordinate of a row. Its unit is its own: a small column counts next to a unix time.
-Rows that are only moved or changed elementwise are equal bit for bit. Products of matrices are
-rounded differently in other batches, so that a column of floating point numbers may differ by
-``ROUNDING`` units in the last place.
+A column is one coordinate of a row. Each column has its own scale, so that a small one counts next
+to a unix time. Rows that are only moved or changed elementwise are equal bit for bit. Products of
+matrices are rounded differently in other batches, so that a column of floating point numbers may
+differ by ``ROUNDING`` units in the last place.
 
     tolerance = 64 eps (largest - smallest value of the column) + 8 eps (largest absolute value of
     the column)
@@ -19,15 +19,19 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 ROUNDING = 64
+"""Allowed difference, in units in the last place of a column's spread."""
 COARSEST = 0.02
-"""Largest relative tolerance, of types with few bits."""
+"""Largest allowed part of a column's spread, for types with few bits."""
 
 
 def differing(alone: Shaped[Tensor, "k *row"], together: Shaped[Tensor, "k *row"]) -> list[int]:
-    """Columns of the flattened rows in which they differ; row i of both is one example."""
+    """Columns of the flattened rows in which they differ; row i of both is one example.
+
+    [0] if the types differ.
+    """
     if alone.dtype != together.dtype:
         return [0]
-    a, b = _numbers(alone), _numbers(together)
+    a, b = _real_rows(alone), _real_rows(together)
     wrong = ~((a == b) | (a.isnan() & b.isnan()))
     if a.is_floating_point() and bool(wrong.any()):
         eps = float(torch.finfo(a.dtype).eps)
@@ -43,7 +47,8 @@ def differing(alone: Shaped[Tensor, "k *row"], together: Shaped[Tensor, "k *row"
     return columns
 
 
-def _numbers(x: Tensor) -> Tensor:
+def _real_rows(x: Tensor) -> Tensor:
+    """Flattened rows of real numbers, on the CPU: two for a complex one."""
     x = x.detach().cpu()
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
@@ -53,8 +58,9 @@ def _numbers(x: Tensor) -> Tensor:
 def row_differs(alone: Sequence[Tensor], together: Sequence[Tensor]) -> list[int] | None:
     """Columns in which rows differ from the same examples alone; None if shapes do not fit.
 
-    A batch of texts is padded to its longest, at the end or at the start: the padding, of one
-    value, is left out.
+    A batch of texts is padded to its longest, at the end or at the start. Padding, which has one
+    value, is not compared. Rows of different shapes are compared one by one, up to the first that
+    differs.
     """
     shapes = {row.shape for row in alone}
     if len(shapes) == 1 and shapes == {row.shape for row in together}:
@@ -70,7 +76,9 @@ def row_differs(alone: Sequence[Tensor], together: Sequence[Tensor]) -> list[int
 
 
 def _parts(padded: Tensor, row: Tensor) -> list[Tensor]:
-    """The parts of ``padded`` of the shape of ``row``, at its start or end; one value is around."""
+    """The parts of ``padded`` with the shape of ``row``, at its start or end, if only padding is
+    outside of them.
+    """
     if padded.ndim != row.ndim:
         return []
     before = [long - short for short, long in zip(row.shape, padded.shape, strict=True)]

@@ -1,4 +1,4 @@
-"""A copy of a model with public rows, and one pass over some of them, plain or as in a step.
+"""A copy of a model with public rows, and one pass over some rows: plain, or as in a step.
 
 Gradients are taken in random carriers of rank 1 where a layer has them: a difference shows in any
 projection, and the gradient of a whole weight is kept for no example.
@@ -36,19 +36,26 @@ from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.user_code.failure import describe, is_own
 
 LARGE_SCALE = 30.0
+"""Factor of the rows of the last family."""
 SCALED = 2
 """Rows of the first family that are tried ``LARGE_SCALE`` times as large."""
 MOVED = 0.1
+"""Standard deviation of the change of a weight, relative to the root mean square of the weights."""
+MOVED_ZEROS = 0.02
+"""The same for weights that are all zero, in absolute terms."""
 COLUMNS = 8
-"""Columns that are compared of a dense matrix."""
+"""Columns that are compared of a large dense matrix."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """One pass over the rows ``members``.
+    """One pass over some rows.
 
-    losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient
-    (kept,), the sum with ``weights`` (B,).
+    members: numbers of the rows, over all families.
+    losses: (B,).
+    outputs: (B, n), those whose first dimension is the batch, flattened and joined.
+    weights: (B,), of the losses in the gradient.
+    gradient: (kept,), of the weighted sum of losses.
     rounding: a unit in the last place of the largest sum.
     learns: whether losses depend on trained parameters.
     """
@@ -64,7 +71,17 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A copy of a model and the rows of all families. Those of the last have large numbers."""
+    """A copy of a model with the rows of all families.
+
+    model: the copy that runs.
+    original: the user's model.
+    loss_fn: the loss, with one number for each example.
+    inputs, targets: the rows of all families, one after another.
+    families: the row numbers of each family. The last one has large numbers.
+    frame: the coordinates in which gradients are compared.
+    loss_dtype: the type of what the loss reads; None for the model's own.
+    draws: the coupled random draws of the passes.
+    """
 
     model: nn.Module
     original: nn.Module
@@ -91,33 +108,34 @@ class Subject:
     ) -> Outcome:
         """Losses of a batch, coupled by example, and the gradient of their weighted sum.
 
-        By torch.autograd, or with ``private`` of the gradients of each example as a step takes
-        them. ``times``: calls of the model and the loss, of which the last one counts.
+        private: sum the gradients of examples as a step computes them, in place of a plain pass.
+        times: number of plain passes; the last one counts.
         """
-        kept: list[tuple[Any, Tensor]] = []
+        kept: list[tuple[Any, Tensor]] = []  # outputs and losses of each call
 
         def loss(outputs: Any, targets: Any) -> Tensor:
             self.draws.in_loss = True
             kept.append((outputs, self._losses(outputs, targets)))
             return kept[-1][1]
 
-        batch, p, size = self.rows(members), next(self.model.parameters()), len(members)
+        batch, size = self.rows(members), len(members)
+        p = next(self.model.parameters())
         self.draws.batch = size
         with force_eager(), couple(self.draws, p.device), torch.enable_grad():
             if private:
-                each_one = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
-                gradient = weights.to(each_one) @ each_one
+                rows = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
+                gradient = weights.to(rows) @ rows
             else:
                 for _ in range(times):
                     losses = losses_of(self.model, loss, *batch, FLOAT32, batch=size, like=p)
                 gradient = self._gradient(losses, weights)
         outputs, losses = kept[-1]
         values = [t.detach().cpu() for t in tensors_in(outputs) if t.is_floating_point()]
-        rows = [t.flatten(1) for t in values if t.shape[:1] == losses.shape and t.ndim > 1]
+        of_batch = [t.flatten(1) for t in values if t.shape[:1] == losses.shape and t.ndim > 1]
         return Outcome(
             members=members,
             losses=losses.detach().double().cpu(),
-            outputs=torch.cat([torch.zeros(size, 0), *rows], 1),
+            outputs=torch.cat([torch.zeros(size, 0), *of_batch], 1),
             weights=weights,
             gradient=gradient.double().cpu(),
             rounding=self.draws.coarsest * self.draws.largest,
@@ -141,7 +159,7 @@ class Subject:
         return self.frame.project(zeros | dense)
 
     def _losses(self, outputs: Any, targets: Any) -> Tensor:
-        """The losses. An error inside of a user's function names its line."""
+        """The losses; an error inside a user's function is raised again with its line."""
         if self.loss_dtype is not None:
             outputs, targets = in_type(outputs, self.loss_dtype), in_type(targets, self.loss_dtype)
         try:
@@ -149,12 +167,12 @@ class Subject:
         except Exception as error:
             if is_own(error):
                 raise
-            given = f"outputs {forms(outputs)}, targets {forms(targets)}"
-            what = f"the loss function: fails with {describe(error)}, on {given}"
-            raise UnsupportedLayerError(f"{self._swapped(outputs, targets)}{what}") from error
+            form = f"outputs {forms(outputs)}, targets {forms(targets)}"
+            what = f"the loss function: fails with {describe(error)}, on {form}"
+            raise UnsupportedLayerError(f"{self._order_hint(outputs, targets)}{what}") from error
 
-    def _swapped(self, outputs: Any, targets: Any) -> str:
-        """What to say first of a loss that takes its arguments the other way round."""
+    def _order_hint(self, outputs: Any, targets: Any) -> str:
+        """The first words of the message for a loss that runs with swapped arguments, else none."""
         with suppress(Exception):
             if self.loss_fn(targets, outputs).shape == (len(targets),):
                 return "the loss gets outputs first and targets second, loss(outputs, targets): "
@@ -168,10 +186,12 @@ def prepare(
     dtype: torch.dtype | None,
     loss_dtype: torch.dtype | None,
 ) -> Subject:
-    """The subject in ``dtype``, or in its own types; the loss reads ``loss_dtype``, or that.
+    """The subject of a check, with a copy of the model.
 
-    Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties,
-    but for whole ones: they may be masks, categories or lengths.
+    dtype: type of the model and the rows; None to leave them in their own.
+    loss_dtype: type of what the loss reads; None for ``dtype``.
+    Weights are moved a little. Numbers of the inputs become up to 0.1 % smaller, against ties.
+    Whole numbers stay: they may be masks, categories or lengths.
     """
     copied = copy_of(model)
     if dtype is not None:
@@ -179,34 +199,37 @@ def prepare(
     if isinstance(loss_fn, PerExampleLoss):
         p = next(iter(trainable(copied).values()))
         loss_fn = loss_fn.copy_like(p.detach().to(loss_dtype or p.dtype))
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in trainable(copied).values():
-            size = float(p.square().mean().sqrt()) * MOVED or 0.02
-            p.add_(torch.randn(p.shape, generator=draw).to(p) * size)
+            deviation = float(p.square().mean().sqrt()) * MOVED or MOVED_ZEROS
+            p.add_(torch.randn(p.shape, generator=generator).to(p) * deviation)
     large = each(
-        families[0][0], lambda t: torch.where(codes(t), t, t * LARGE_SCALE).to(t.dtype)[:SCALED]
+        families[0][0], lambda t: torch.where(is_whole(t), t, t * LARGE_SCALE).to(t.dtype)[:SCALED]
     )
     families = [*families, (large, each(families[0][1], lambda t: t[:SCALED]))]
     counts = [batch_size(*family) for family in families]
     inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))
     if dtype is not None:
         inputs, targets = in_type(inputs, dtype), in_type(targets, dtype)
-    place, ends = next(copied.parameters()).device, accumulate(counts)
+    device = next(copied.parameters()).device
+    ends = accumulate(counts)
     return Subject(
         model=copied,
         original=model,
         loss_fn=loss_fn,
-        inputs=each(inputs, lambda t: smaller(t, draw).to(place)),
-        targets=each(targets, lambda t: t.to(place)),
+        inputs=each(inputs, lambda t: smaller(t, generator).to(device)),
+        targets=each(targets, lambda t: t.to(device)),
         families=[range(end - count, end) for end, count in zip(ends, counts, strict=True)],
-        frame=make_frame(copied, draw),
+        frame=make_frame(copied, generator),
         loss_dtype=loss_dtype,
     )
 
 
-def make_frame(model: nn.Module, draw: torch.Generator) -> Frame:
-    """All trainable parameters: in carriers of rank 1 if they can be, some columns of tables."""
+def make_frame(model: nn.Module, generator: torch.Generator) -> Frame:
+    """A frame of all trainable parameters: random carriers of rank 1 where a layer allows them, and
+    some columns of large tables.
+    """
     others = ways_of(model).others
     coordinates = []
     for name, p in trainable(model).items():
@@ -214,8 +237,8 @@ def make_frame(model: nn.Module, draw: torch.Generator) -> Frame:
         owner, _, attribute = name.rpartition(".")
         fits = attribute == "weight" and can_be_carried(model.get_submodule(owner))
         if fits and name not in others:
-            L = torch.randn(len(p), 1, generator=draw).to(p)
-            R = torch.randn(1, p[0].numel(), generator=draw).to(p)
+            L = torch.randn(len(p), 1, generator=generator).to(p)
+            R = torch.randn(1, p[0].numel(), generator=generator).to(p)
             L, R = L / L.norm(), R / R.norm()
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=L, R=R))
     blocks = tuple(map(narrow, make_blocks(coordinates)))
@@ -223,7 +246,9 @@ def make_frame(model: nn.Module, draw: torch.Generator) -> Frame:
 
 
 def narrow(block: Block) -> Block:
-    """A few columns of a large table: a whole one for each example needs much memory."""
+    """The block, with a few columns kept of a large table: a whole table for each example needs
+    much memory.
+    """
     if block.part != "dense" or len(block.shape) != 2 or block.size < 2**16:
         return block
     columns = torch.linspace(0, block.shape[1] - 1, min(COLUMNS, block.shape[1])).long().unique()
@@ -231,17 +256,17 @@ def narrow(block: Block) -> Block:
 
 
 SHARED = (ModuleType, MappingProxyType, GeneratorType, io.IOBase, type(Lock()), random.SystemRandom)
-"""What a model may hold and nobody can copy: copies hold the same."""
+"""Types of attributes that cannot be copied: copies of the model share these objects."""
 
 
 def copy_of(model: nn.Module) -> nn.Module:
     """A copy of the model, without torch.compile around its modules.
 
-    Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, a function
-    in place of ``forward``, which would call the module that it was made for.
+    Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, and a
+    function in place of ``forward``, which would call the module that it was made for.
     """
     for path, module in model.named_modules():
-        if isinstance(vars(module).get("forward"), FunctionType) and not compiled(module):
+        if isinstance(vars(module).get("forward"), FunctionType) and not is_compiled(module):
             reason = "its forward was replaced by a function, which copies of the model share"
             fix = "make it a method: types.MethodType(function, module)"
             raise unsupported(path, module, f"{reason}; {fix}")
@@ -266,12 +291,13 @@ def copy_of(model: nn.Module) -> nn.Module:
         raise ValueError(f"the model cannot be copied: {describe(error)}") from error
     for module in list(around.modules()):
         for name, child in module.named_children():
-            if compiled(child):
+            if is_compiled(child):
                 setattr(module, name, child._orig_mod)
     return around[0]
 
 
 def _refuse_uncopied(model: nn.Module, shared: dict[int, Any]) -> None:
+    """Raise UnsupportedLayerError for the first attribute that cannot be copied."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             try:
@@ -282,8 +308,8 @@ def _refuse_uncopied(model: nn.Module, shared: dict[int, Any]) -> None:
                 raise unsupported(path, module, f"{reason}; {fix}") from error
 
 
-def compiled(module: nn.Module) -> bool:
-    """Whether a module is what torch.compile makes of another one, its ``_orig_mod``."""
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is the wrapper of torch.compile around another one, its ``_orig_mod``."""
     return type(module).__name__ == "OptimizedModule"
 
 
@@ -293,21 +319,24 @@ def joined(parts: Sequence[Batch]) -> Any:
     return of_fields({name: torch.cat([part[name].cpu() for part in fields]) for name in fields[0]})
 
 
-def codes(x: Tensor) -> Tensor:
-    """Where numbers are whole."""
-    return x == x.round() if x.is_floating_point() else x == x
+def is_whole(x: Tensor) -> Tensor:
+    """Which numbers are whole."""
+    return x == x.round() if x.is_floating_point() else torch.ones_like(x, dtype=torch.bool)
 
 
-def smaller(x: Tensor, draw: torch.Generator) -> Tensor:
-    """Numbers up to 0.1 % smaller, but for whole ones."""
-    less = 1 - 1e-3 * torch.rand(x.shape, generator=draw, dtype=torch.float64)
-    return torch.where(codes(x), x, x * less).to(x.dtype)
+def smaller(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The numbers, each up to 0.1 % smaller unless it is whole."""
+    factors = 1 - 1e-3 * torch.rand(x.shape, generator=generator, dtype=torch.float64)
+    return torch.where(is_whole(x), x, x * factors).to(x.dtype)
 
 
 def forms(value: Any) -> str:
-    """Types and shapes of the tensors in a value. The type of floats is that of the check."""
-    named = []
+    """Types and shapes of the tensors in a value, for messages.
+
+    Floats have no more exact type: theirs is that of the check, not of the user.
+    """
+    words = []
     for t in tensors_in(value):
-        kind = "floats" if t.is_floating_point() else str(t.dtype)[6:]
-        named.append(f"{kind} {tuple(t.shape)}")
-    return " and ".join(named) or type(value).__name__
+        kind = "floats" if t.is_floating_point() else str(t.dtype).removeprefix("torch.")
+        words.append(f"{kind} {tuple(t.shape)}")
+    return " and ".join(words) or type(value).__name__

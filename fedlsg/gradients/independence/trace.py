@@ -1,4 +1,4 @@
-"""The tensors that pass through a model's modules: where two passes differ, names the layer.
+"""Record the tensors that pass through a model's modules, to name the layer where passes differ.
 
 Runs only after a difference was found, so it may keep whole tensors.
 """
@@ -21,11 +21,13 @@ Key = tuple[str, str, int]
 
 
 class Trace:
-    """One pass: tensors in the order of computation, gradients in the order of arrival.
+    """The tensors of one pass through the modules of a model.
 
-    around: the module that called a module. uses: for an output, the modules that gave it back or
-    read it, in order.
-    running: the modules that are running; after an error, the last one raised it.
+    forward: inputs and outputs of the modules, in the order of computation.
+    backward: gradients at outputs, in the order in which backward reaches them.
+    around: the path of the module that called the module of a key.
+    uses: for each output that has a gradient, where it is returned or read again, in order.
+    running: paths of the modules that are running; after an error, the last one raised it.
     """
 
     def __init__(self) -> None:
@@ -43,9 +45,10 @@ class Trace:
                 continue
             self._counts[path, side] += 1
             key = (path, side, self._counts[path, side])
-            self.forward[key], self.around[key] = tensor.detach().clone(), ("", *self.running)[-1]
+            self.forward[key] = tensor.detach().clone()
+            self.around[key] = ("", *self.running)[-1]
             if side == "output" and tensor.requires_grad and id(tensor) not in self._outputs:
-                self._outputs[id(tensor)] = tensor, key
+                self._outputs[id(tensor)] = tensor, key  # keeps the tensor, so that no id returns
                 tensor.register_hook(partial(self.backward.__setitem__, key))
             if id(tensor) in self._outputs:
                 self.uses.setdefault(self._outputs[id(tensor)][1], []).append(key)
@@ -59,8 +62,11 @@ class Trace:
         self._note(path, "output", output)
 
     @contextmanager
-    def of(self, model: nn.Module) -> Iterator[None]:
-        """Hook all modules of the model inside. An error ends it without a word: it is at hand."""
+    def record(self, model: nn.Module) -> Iterator[None]:
+        """Record what passes through the modules inside the context.
+
+        An error of the pass ends the context and is dropped: the caller has it from the first pass.
+        """
         handles = []
         for path, module in model.named_modules():
             enter, leave = Watching(self._enter, path), Watching(self._leave, path)
@@ -71,8 +77,12 @@ class Trace:
         for handle in handles:
             handle.remove()
 
-    def mixes(self, key: Key) -> str | None:
-        """The module whose backward pass mixes, by the first wrong output; None for the loss."""
+    def reader_of(self, key: Key) -> str | None:
+        """The module that read an output last, whose backward pass gave its gradient.
+
+        An output that no module read belongs to the module around it. None for an output of the
+        whole model, which the loss reads.
+        """
         uses = self.uses[key]
         if any(path == "" for path, _, _ in uses):
             return None
@@ -80,30 +90,33 @@ class Trace:
         return readers[-1] if readers else self.around[uses[-1]]
 
 
-def first_apart(
+def first_difference(
     alone: Mapping[Key, Tensor],
     together: Mapping[Key, Tensor],
     place: int,
     batch: int,
-    apart: Callable[[Tensor, Tensor], bool],
+    differs: Callable[[Tensor, Tensor], bool],
 ) -> Key | None:
-    """The first tensor of a batch that differs, for the example at a place, from that alone.
+    """The first tensor whose part for one example differs from the tensor of that example alone.
 
-    A tensor in which no examples are found does not count.
+    place: of the example in the batch.
+    batch: number of examples.
+    Tensors in which the examples cannot be found are skipped.
     """
     for key, tensor in together.items():
-        ways = by_example(tensor, alone[key].shape, place, batch) if key in alone else []
-        if ways and all(apart(way, alone[key]) for way in ways):
+        parts = example_parts(tensor, alone[key].shape, place, batch) if key in alone else []
+        if parts and all(differs(part, alone[key]) for part in parts):
             return key
     return None
 
 
-def by_example(tensor: Tensor, alone: torch.Size, place: int, batch: int) -> list[Tensor]:
-    """What a tensor has of the example at a place, for each way to find it.
+def example_parts(tensor: Tensor, alone: torch.Size, place: int, batch: int) -> list[Tensor]:
+    """The part of a tensor that belongs to one example, for each possible order of its rows.
 
-    ``alone``: the shape of the tensor for one example.
-    All rows of an example are together, or all first rows of the examples come first, then all
-    second ones.
+    alone: the shape of the tensor for one example.
+    Rows are in the order of examples, or of positions (first rows of all examples, then all second
+    ones). A tensor that has the same shape for one example belongs to all; no part if no dimension
+    has the examples.
     """
     if tensor.shape == alone:
         return [tensor]

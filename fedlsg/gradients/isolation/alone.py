@@ -1,4 +1,4 @@
-"""The pass of each example by itself: whatever a model and a loss do, they do it to one example."""
+"""Passes of each example by itself: whatever a model and a loss do, they do it to one example."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,8 +14,7 @@ from fedlsg.tensors import each
 
 
 def gradients_of_rows(given: Given) -> list[Tensor]:
-    """Kept coordinates of each example's gradient, one tensor a block, in the order of
-    ``frame.blocks``.
+    """Kept coordinates of each example's gradient, one tensor for each block of the frame.
 
     Autograd differentiates the losses of batches of one: no layer is hooked.
     """
@@ -34,7 +33,7 @@ def gradients_of_rows(given: Given) -> list[Tensor]:
                 gradients = torch.autograd.grad(
                     losses.sum(), list(parameters.values()), allow_unused=True
                 )
-            del losses, inputs, targets  # what the graph keeps is freed, and code may run then
+            del losses, inputs, targets  # frees the graph, which may run code of its objects
             put_back()
             by_name = dict(zip(parameters, gradients, strict=True))
             for coordinates in frame.coordinates:

@@ -1,8 +1,9 @@
-"""From inside of ``vmap`` to the tensors of the batch and back, in some 30 microseconds a layer.
+"""From one example's tensors under ``vmap`` to those of the batch and back, at low cost.
 
-torch offers the same as ``torch.autograd.Function.vmap``, at twenty times the cost of a call. These
-names of torch's ``functorch`` are not public: ``tests/fedlsg/gradients/isolation`` fails where a
-version of torch changes them.
+The way takes some 30 microseconds a layer. torch offers the same as
+``torch.autograd.Function.vmap``, at twenty times the cost of a call. These names of torch's
+``functorch`` are not public: ``tests/fedlsg/gradients/isolation`` fails where a version of torch
+changes them.
 """
 
 import sys
@@ -24,25 +25,25 @@ from fedlsg.user_code.process import own_kernels, own_operators, tracers
 
 
 def for_each_example(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a batch that calls ``function`` on the tensors of one example; random draws
-    differ.
+    """The function of a batch that calls ``function`` on the tensors of one example.
 
-    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for what would get
-    the tensors of the batch: a rule for vmap of a user's own (of an ``autograd.Function``, or of an
-    operator), a mode, hooks on saved tensors, ``torch.func.debug_unwrap``, the text of a tensor. So
-    for operators of a user's own, which torch runs for one example after the other.
+    Random draws differ from example to example.
+    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for code that would
+    get the tensors of the batch: a user's own rule for vmap (of an ``autograd.Function``, or of an
+    operator), a mode, hooks on saved tensors, ``torch.func.debug_unwrap``, the text of a tensor, a
+    user's own operator, which torch runs for one example after the other.
     """
     mapped = vmap(function, randomness="different")
 
-    def of_batch(*given: Any) -> Any:
+    def of_batch(*tensors: Any) -> Any:
         saved = [(module, name, getattr(module, name)) for module, name, _ in WAYS_OUT]
         operators = [(op._backend_fns, dict(op._backend_fns)) for op in own_operators()]
         for module, name, refusing in WAYS_OUT:
             setattr(module, name, refusing)
         for kernels, _ in operators:
-            kernels.update(dict.fromkeys(kernels, _operator))
+            kernels.update(dict.fromkeys(kernels, _refuse_operator))
         try:
-            return mapped(*given)
+            return mapped(*tensors)
         finally:
             for module, name, original in saved:
                 setattr(module, name, original)
@@ -53,18 +54,24 @@ def for_each_example(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_own(*things: Any) -> None:
+    """Raise RuntimeError if one of the things is a user's code."""
     for thing in things:
         if code := own_code(thing):
             raise RuntimeError(f"under vmap this would see all examples: {code}")
 
 
-def _rule(**given: Any) -> Any:
-    """In place of what torch tells a rule for vmap, just before it calls it."""
+def _check_rule(**info: Any) -> Any:
+    """torch's ``VmapInfo``, which torch makes just before it calls a rule for vmap.
+
+    The rule is the local variable ``vmap_function`` of the caller.
+    """
     _refuse_own(sys._getframe(1).f_locals["vmap_function"])
-    return VMAP_INFO(**given)
+    return VMAP_INFO(**info)
 
 
-def _mode(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _check_mode(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """torch's function ``push`` that enters a mode, but not one of a user's."""
+
     def refusing(mode: Any) -> Any:
         _refuse_own(mode)
         return push(mode)
@@ -72,43 +79,48 @@ def _mode(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return refusing
 
 
-def _hooks(pack: Any, unpack: Any) -> Any:
+def _check_hooks(pack: Any, unpack: Any) -> Any:
     _refuse_own(pack, unpack)
     return PUSH_HOOKS(pack, unpack)
 
 
-def _operator(*given: Any, **named: Any) -> NoReturn:
+def _refuse_operator(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError("an operator of your own would see all examples, one after the other")
 
 
-def _unwrap(*given: Any) -> NoReturn:
+def _refuse_unwrap(*args: Any) -> NoReturn:
     raise RuntimeError("torch.func.debug_unwrap, or a tensor's text, would give all examples")
 
 
-OUT = (
+UNWRAP_NAMES = (
     "get_unwrapped",
     "_remove_batch_dim",
     "_vmap_decrement_nesting",
     "pop_dynamic_layer_stack",
 )
-"""Functions of torch's that leave ``vmap``; torch itself has them by their names, but for texts."""
+"""Functions of ``torch._C._functorch`` that leave ``vmap``. torch imported them by name before, so
+that they are replaced for users' code and texts of tensors alone.
+"""
 UNWRAP = _functorch.get_unwrapped
 VMAP_INFO = autograd_function.VmapInfo
 PUSH_HOOKS = torch._C._autograd._push_saved_tensors_default_hooks
 WAYS_OUT: tuple[tuple[Any, str, Any], ...] = (
-    (autograd_function, "VmapInfo", _rule),
-    (_python_dispatch, "_push_mode", _mode(_python_dispatch._push_mode)),
-    (overrides, "_push_mode", _mode(overrides._push_mode)),
-    (torch._C._autograd, "_push_saved_tensors_default_hooks", _hooks),
-    (eager_transforms, "get_unwrapped", _unwrap),
-    *((_functorch, name, _unwrap) for name in OUT),
+    (autograd_function, "VmapInfo", _check_rule),
+    (_python_dispatch, "_push_mode", _check_mode(_python_dispatch._push_mode)),
+    (overrides, "_push_mode", _check_mode(overrides._push_mode)),
+    (torch._C._autograd, "_push_saved_tensors_default_hooks", _check_hooks),
+    (eager_transforms, "get_unwrapped", _refuse_unwrap),
+    *((_functorch, name, _refuse_unwrap) for name in UNWRAP_NAMES),
 )
-"""What leads from inside of ``vmap`` to the tensors of the batch: module, name, what refuses it."""
+"""Functions by which code inside ``vmap`` could get the tensors of the batch: module, name, and the
+function that replaces it during the pass.
+"""
 
 
 def refuse_process() -> None:
-    """Raise ValueError for a user's mode, hooks on saved tensors or trace function around the pass,
-    and for what operators run of a user's.
+    """Raise ValueError for code of a user that is on around the pass and sees all examples.
+
+    Such code is a mode, hooks on saved tensors, a trace function, or a kernel of an operator.
     """
     if kernels := own_kernels():
         raise ValueError(
@@ -151,8 +163,9 @@ def outside() -> Iterator[int]:
 
 
 def of_batch(t: Tensor, *, level: int, size: int) -> Tensor:
-    """The tensor of the batch, (B, *example), of one example's; copies of a value that all examples
-    share.
+    """The tensor of the batch, (B, *example), from one example's tensor.
+
+    A value that all examples share is repeated.
     """
     if _functorch.maybe_get_level(t) != level or not _functorch.is_batchedtensor(t):
         return t.expand(size, *t.shape)

@@ -1,4 +1,4 @@
-"""The rule that chooses the level at which a pass runs a model, where its user leaves it "auto".
+"""The level at which a pass runs a model: the rule for ``isolation="auto"``, and its words.
 
 isolated    code of users runs under ``vmap`` on one example; known layers of torch run on the batch
 rows        each example has a pass of its own: whatever the code does, it does it to one example
@@ -15,16 +15,18 @@ from fedlsg.user_code.library import own_code
 __all__ = ["LEVELS", "Isolation", "resolve", "slow_word"]
 
 SLOW_FACTOR = 2.0
+"""Times the time of a pass at ``checked`` from which a user is told."""
 
 
 def resolve(
     model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], Isolation]
 ) -> Isolation:
-    """The level of ``model`` and ``loss``: what is ``wanted``, or that of the rule for "auto".
+    """The level of a model and a loss: ``wanted``, or by the rule for "auto".
 
-    ``trial`` runs own code on made-up or public rows: ``isolated`` where torch has a rule for it
-    under ``vmap``, else ``rows``. At both levels a model of libraries runs on the batch, and a
-    user's own loss on the outputs of one example.
+    The rule: ``checked`` for code of libraries, else the result of ``trial``. That runs a user's
+    code on made-up or public rows: ``isolated`` where torch has a rule for it under ``vmap``, else
+    ``rows``. At both levels a model of libraries runs on the batch, and a user's own loss on the
+    outputs of one example.
     """
     if wanted not in ("auto", *LEVELS):
         raise ValueError(f"expected isolation in {('auto', *LEVELS)}, got {wanted!r}")
@@ -35,9 +37,11 @@ def resolve(
 
 
 def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
-    """What to say of a pass that a level makes ``factor`` times as slow (None: not known).
+    """The message for a pass that a level makes ``factor`` times as slow; empty if there is none.
 
-    At ``rows`` always, with the reason; else nothing up to twice.
+    factor: None if it is not known.
+    reason: why the level is ``rows``.
+    At ``rows`` there is always a message, else only above ``SLOW_FACTOR``.
     """
     reasons = ["one pass for each example"] if level == "rows" else []
     if factor is not None and factor > SLOW_FACTOR:

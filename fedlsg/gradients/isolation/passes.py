@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls.registry import ReadElsewhereError
+from fedlsg.gradients.formulas.embedded_gradients import embed
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.hooked_pass.blocks import embed
 from fedlsg.gradients.hooked_pass.hooked_layers import force_eager
 from fedlsg.gradients.hooked_pass.hooks import Pass
 from fedlsg.gradients.hooked_pass.model_facts import Prepared, check, facts_of, prepare
@@ -25,6 +25,7 @@ from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
 from fedlsg.gradients.isolation.batched import refuse_process
 from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.loss_on_rows import losses_on_outputs
 from fedlsg.gradients.isolation.secret_seeds import own_seeds_refused
 from fedlsg.gradients.isolation.state import SharedDrawError, forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
@@ -43,17 +44,18 @@ def per_example_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch kept"]]:
-    """Kept coordinates of each example's gradient, one tensor a block, in the order of
-    ``frame.blocks``.
+    """Kept coordinates of each example's gradient, one tensor for each block of the frame.
 
     ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)``
     must give one loss an example, shape (B,): a mean would scale every gradient by 1 / B.
-    Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model
-    and loss, as far as what they keep is an object of Python that ``state.forgetting`` reaches;
-    left to the one check (``independence``) are traces in files, in the environment and in
-    generators. At ``checked`` for a model and a loss that treat examples independently, which that
-    check tries. The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad``
-    or ``requires_grad`` changes, even if an error is raised. A layer that the forward pass does not
+    Guarantee: row i is a function of example i alone.
+        isolated, rows   for every model and loss, as far as they keep things in Python objects that
+                         ``state.forgetting`` reaches. Traces in files, in the environment and in
+                         generators are left to the one check (``independence``).
+        checked          for a model and a loss that treat examples independently, which that check
+                         tests.
+    The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or
+    ``requires_grad`` changes, even if an error is raised. A layer that the forward pass does not
     reach gives zeros. An empty batch gives tensors of shape (0, kept), and the model is not called.
     A loss that is not finite affects its own row only. The gradients of several calls of a layer
     are added, and the sum is clipped.
@@ -92,8 +94,7 @@ def block_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
-    """As ``per_example_gradients``, but not flattened: each block has the memory order that its
-    product gave it.
+    """As ``per_example_gradients``, but each block keeps its shape and memory order.
 
     With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as
     ``GhostGradients``.
@@ -118,6 +119,7 @@ def block_gradients(
 
 
 def _at_level(given: Given, isolation: Isolation) -> list[Any]:
+    """The blocks by the pass that fits the level and the model."""
     if library_with_state(given.model) and isolation != "rows":
         return _of_library(given, isolation)
     if isolation == "checked":
@@ -136,16 +138,17 @@ def _at_level(given: Given, isolation: Isolation) -> list[Any]:
 
 
 def _of_library(given: Given, isolation: Isolation) -> list[Any]:
-    """A pass over the batch; where the model wrote to itself, such as the scale of a rotary
-    embedding that follows the longest text, of one example after the other.
+    """The blocks by a pass over the batch, or by rows if the model wrote to itself in that pass.
+
+    For example, the scale of a rotary embedding may follow the longest text.
     """
     with forgetting(given.model, parameters=False) as put_back:
         blocks = run(given, passed=run_on_batch if isolation == "isolated" else run_pass)
-        wrote = put_back()
-    if not wrote:
+        changed = put_back()
+    if not changed:
         return blocks
-    if given.model not in _told:
-        _told.add(given.model)
+    if given.model not in _warned:
+        _warned.add(given.model)
         logging.getLogger("fedlsg").warning(
             "%s writes to itself in a pass, so one example could change another one's: such "
             "batches run example by example, which takes longer",
@@ -157,17 +160,18 @@ def _of_library(given: Given, isolation: Isolation) -> list[Any]:
 
 DRAW_TOGETHER: WeakSet[nn.Module] = WeakSet()
 """Models whose own draws would be the same for all examples of a pass: they run by rows."""
-KEEP_NOTHING = ("torch.nn.modules.", "fedlsg.")
-_told: WeakSet[nn.Module] = WeakSet()
-"""Models about which that was said."""
+STATELESS = ("torch.nn.modules.", "fedlsg.")
+"""Beginnings of the names of Python modules whose layers do not write to themselves. (``torch.ao``
+has observers, which do.)
+"""
+_warned: WeakSet[nn.Module] = WeakSet()
+"""Models about which the warning of ``_of_library`` was given."""
 
 
 def library_with_state(model: nn.Module) -> bool:
-    """Whether a model of libraries has modules that may write to themselves; torch's own layers and
-    those of fedlsg do not (``torch.ao`` has observers, which do).
-    """
-    known_ones = all(type(m).__module__.startswith(KEEP_NOTHING) for m in model.modules())
-    return not known_ones and not own_model(model)
+    """Whether a model of libraries has layers that may write to themselves."""
+    stateless = all(type(m).__module__.startswith(STATELESS) for m in model.modules())
+    return not stateless and not own_model(model)
 
 
 def own_model(model: nn.Module) -> bool:
@@ -179,8 +183,8 @@ def own_model(model: nn.Module) -> bool:
 
 
 _own_losses: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""Invalid by ``forget_loss``, which is called where a loss has changed: whether losses are
-a user's code, which takes up to .1 s to find out, and is asked for in each pass.
+"""Whether losses are a user's code. It takes up to 0.1 s to find out, and every pass asks.
+Invalid when a loss has changed; ``forget_loss`` is called then.
 """
 
 
@@ -192,25 +196,24 @@ def own_loss(loss_fn: LossFunction) -> bool:
 
 
 def forget_loss(loss_fn: LossFunction) -> None:
-    """A loss has changed."""
+    """Drop what is known about a loss, because it has changed."""
     _own_losses.pop(loss_fn, None)
 
 
 def run_on_batch(step: Pass, given: Given, read: Collection[str]) -> None:
-    """One pass of a model of a library over the batch; a user's loss sees the outputs of one
-    example.
-    """
+    """One pass of a library's model over the batch; a user's loss sees one example's outputs."""
     if not own_loss(given.loss_fn):
         run_pass(step, given, read)
         return
     with forgetting(given.loss_fn):  # also what it writes in backward
-        one_by_one = partial(vmapped.losses_on_outputs, given.loss_fn)
-        run_pass(step, replace(given, loss_fn=one_by_one), read)
+        loss_fn = partial(losses_on_outputs, given.loss_fn)
+        run_pass(step, replace(given, loss_fn=loss_fn), read)
 
 
 def patched_layers(prepared: Prepared) -> set[str]:
-    """Parameters of known layers whose class was patched: their code is a user's, and may not see
-    the batch.
+    """Parameters of known layers whose class was patched.
+
+    Their code is then a user's, which may not see the batch.
     """
     answers, names = prepared.facts.answers, set[str]()
     for layer in vmapped.layers_of(prepared):
@@ -223,9 +226,7 @@ def patched_layers(prepared: Prepared) -> set[str]:
 
 
 def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
-    """One pass of a model whose code sees one example; parameters ``read`` are copied for each
-    example.
-    """
+    """One pass of a model whose code sees one example, with copies of the parameters ``read``."""
     prepared = prepare(given.model, given.frame, given.precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     places = vmapped.copied_places(prepared)
@@ -245,7 +246,7 @@ def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
         losses = vmapped.isolated_losses(given, places, copies, own_loss=of_users)
         gradients = step.backward(losses, given.parameters)
     coordinates = {c.name: c for c in given.frame.coordinates}
-    for name, gradient in zip(copies, gradients, strict=False):
+    for name, gradient in zip(copies, gradients, strict=False):  # copies are the first starts
         if gradient is not None:
             for position, kept in kept_of_whole(given.frame, coordinates[name], gradient):
                 step.add(position, kept)

@@ -1,4 +1,4 @@
-"""Nobody but fedlsg seeds the generators from which a model and a loss draw inside a pass.
+"""Refuse code of a model or a loss that seeds the generators from which a pass draws.
 
 A step seeds the generators of torch, python and numpy in secret. A model that calls
 ``torch.manual_seed`` draws numbers that everybody knows, by place in the batch: one example that
@@ -27,14 +27,15 @@ FIX = (
     "which each step seeds in secret"
 )
 SEED_BYTES = 8
-"""A state of a generator of torch begins with its seed."""
+"""A state of a generator of torch begins with its seed, of so many bytes."""
 
 
 _UNSEEDED = [0]
+"""The count of ``unseeded``."""
 
 
 def unseeded() -> int:
-    """How often code inside made a generator whose seed is of the operating system."""
+    """How many generators without a given seed code made inside ``own_seeds_refused``."""
     return _UNSEEDED[0]
 
 
@@ -52,22 +53,24 @@ def refuse(what: str) -> NoReturn:
 
 @contextmanager
 def own_seeds_refused() -> Iterator[None]:
-    """Inside, code of this thread that seeds torch, python or numpy, or sets a state, gets
-    OwnDrawsError.
+    """Inside, code of this thread that seeds torch, python or numpy gets OwnDrawsError.
 
-    To be entered after the secret seeds are set, around forward, loss and backward of a pass.
+    So does code that sets a state. To be entered after the secret seeds are set, around forward,
+    loss and backward of a pass.
     """
     generators = torch.default_generator, *torch.cuda.default_generators
     secret = {generator.initial_seed() for generator in generators}
     global_ones = random._inst, np.random.mtrand._rand._bit_generator
 
-    def decide(generator: Any, given: tuple[Any, ...]) -> None:
-        _UNSEEDED[0] += given in ((), (None,))
+    def decide(generator: Any, seeds: tuple[Any, ...]) -> None:
+        _UNSEEDED[0] += seeds in ((), (None,))
         if isinstance(generator, torch.Generator):
-            states = [value for value in given if isinstance(value, Tensor)]
-            if not any(seed_of(state) in secret for state in states):
-                own = "a generator of its own" if generator not in generators else None
-                refuse(own or ("torch.set_rng_state" if states else "torch.manual_seed"))
+            states = [value for value in seeds if isinstance(value, Tensor)]
+            if any(seed_of(state) in secret for state in states):
+                return  # torch.utils.checkpoint
+            if generator not in generators:
+                refuse("a generator of its own")
+            refuse("torch.set_rng_state" if states else "torch.manual_seed")
         elif generator in global_ones:
             refuse("random.seed, np.random.seed or a state")
 

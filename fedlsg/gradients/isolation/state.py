@@ -1,6 +1,4 @@
-"""What a pass writes into a model and a loss is put back after it: no example can read another
-one's trace.
-"""
+"""Put back what a pass writes into a model and a loss: no example can read another one's trace."""
 
 import pickle
 import random
@@ -35,18 +33,21 @@ from fedlsg.user_code.replaced import replaced
 OF_TORCH = vars(nn.Module())
 """Attributes of every module."""
 TABLES = [name for name, value in OF_TORCH.items() if isinstance(value, dict)]
-"""Those that hold parameters, buffers, modules and hooks."""
+"""Attributes that hold parameters, buffers, modules and hooks."""
 HOOKS = [name for name in TABLES if name not in ("_parameters", "_buffers", "_modules")]
+"""Attributes that hold hooks."""
 OURS = "fedlsg.gradients."
-"""The pass itself: forwards that it replaces, which hold what it collects."""
+"""Python modules of the pass itself. The forwards that it replaces hold what it collects."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """What a model and a loss hold. ``undo`` makes them hold it again, as often as one likes, and
-    says whether they had changed; ``generators``: those among it.
+    """The state of a model and a loss before a pass.
 
-    ``used`` are kept alive: by their identities a snapshot is found again.
+    used: the model and the loss. They are kept alive, because their identities are the key under
+        which a snapshot is kept.
+    undo: restores the state, as often as it is called, and returns whether anything had changed.
+    generators: the random generators that they hold or name.
     """
 
     used: tuple[object, ...]
@@ -55,7 +56,10 @@ class Snapshot:
 
 
 class _Passes(threading.local):
-    """Snapshots of the passes that this thread runs without a break; None: each takes its own."""
+    """Snapshots that the passes of this thread share.
+
+    kept: by model and loss, inside ``uninterrupted``; None if each pass takes its own snapshot.
+    """
 
     kept: dict[Hashable, Snapshot] | None = None
 
@@ -65,14 +69,14 @@ _passes = _Passes()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Inside, passes follow each other, no code of a user runs between them, and nothing moves
-    weights.
+    """Inside, all passes with one model and loss share one snapshot.
 
-    After a pass all is as it was before it. So the next pass with the same model and loss needs no
-    snapshot of its own: that of the first one holds until the end of the context. Not for a pass
-    inside of another one: what the outer one wrote by then differs from pass to pass.
+    To be used where no code of a user runs between passes, and nothing moves weights: after a pass
+    all is as it was before it. A pass inside another pass takes its own snapshot, because what the
+    outer one wrote by then differs from pass to pass.
     """
-    before, _passes.kept = _passes.kept, {}
+    before = _passes.kept
+    _passes.kept = {}
     try:
         yield
     finally:
@@ -83,17 +87,19 @@ def uninterrupted() -> Iterator[None]:
 def forgetting(
     *used: object, parameters: bool = True, together: bool = False
 ) -> Iterator[Callable[[], bool]]:
-    """Inside, passes may write to the model and the loss that they use; afterwards these hold what
-    they held before.
+    """Inside, passes may write to the model and the loss; afterwards these are as they were before.
 
-    Gives a function that puts all of it back at once, and says whether anything had changed; it is
-    called at the end in any case. Put back is what ``user_code.objects.walk`` reaches from them and
-    from their hooks. ``parameters=False`` leaves the numbers of parameters out.
-    Random generators that they keep or name draw from secret seeds inside.
-    ``together``: all examples of a pass run at once; raises SharedDrawError after code that drew
-    numbers by python or numpy, or by a generator that it keeps: these are the same for all.
+    used: the model and the loss.
+    parameters: whether the numbers of parameters are put back, too.
+    together: whether all examples of a pass run at once. Code that drew numbers by Python or numpy,
+        or by a generator that it keeps, then raises SharedDrawError: these are the same for all.
+    Yields a function that puts everything back at once, and returns whether anything had changed.
+    At the end everything is put back in any case: all that ``user_code.objects.walk`` reaches from
+    the model, the loss and their hooks. Random generators that they hold or name draw from secret
+    seeds inside.
     """
-    kept, _passes.kept = _passes.kept, None
+    kept = _passes.kept
+    _passes.kept = None  # a pass inside this one takes its own snapshot
     key = (*map(id, used), parameters)
     try:
         snapshot = (kept or {}).get(key) or _snapshot(used, parameters)
@@ -121,6 +127,7 @@ def forgetting(
 
 
 def _snapshot(used: tuple[object, ...], parameters: bool) -> Snapshot:
+    """The snapshot of a model and a loss, which may be one or both."""
     modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
     spaces = [space for module in modules for space in (vars(module), *_tables(module))]
     packages = _packages_of(used, modules)
@@ -134,38 +141,38 @@ def _snapshot(used: tuple[object, ...], parameters: bool) -> Snapshot:
     )
     return Snapshot(
         used=used,
-        undo=lambda: any([how() for how in undo]),
+        undo=lambda: any([put_one_back() for put_one_back in undo]),  # a list, so that all run
         generators=[thing for thing in others if state_of(thing) is not None],
     )
 
 
 class SharedDrawError(RuntimeError):
-    """Random numbers that all examples of a pass would share: which ones do, depends on others."""
+    """Code under ``vmap`` drew random numbers that all examples of the pass would share."""
 
 
 def _states(generators: list[Any]) -> tuple[Any, ...]:
-    """What tells whether a number was drawn, by python, numpy or these generators."""
+    """States that change when Python, numpy or one of these generators draws a number."""
     states = [g.get_state().tolist() if isinstance(g, torch.Generator) else g for g in generators]
     return (*states_of_python(), pickle.dumps(states), unseeded())
 
 
 def states_of_python() -> tuple[Any, ...]:
     """The states of the global generators of python and numpy."""
-    words: Any = np.random.get_state(legacy=False)
-    return random.getstate(), words["state"]["pos"], words["state"]["key"].tobytes()
+    of_numpy: Any = np.random.get_state(legacy=False)
+    return random.getstate(), of_numpy["state"]["pos"], of_numpy["state"]["key"].tobytes()
 
 
 @contextmanager
 def _secret_draws(generators: list[Any]) -> Iterator[Callable[[], None]]:
-    """Seed these generators from torch's own, which each step seeds in secret.
+    """Inside, these generators are seeded by torch's own, which each step seeds in secret.
 
-    Gives a function that does so again.
+    Yields a function that seeds them again. On exit they have their states from before.
     """
-    states = [(thing, how) for thing in generators if (how := state_of(thing)) is not None]
+    states = [(g, restore) for g in generators if (restore := state_of(g)) is not None]
 
     def seed() -> None:
         if states:
-            with seeds_replaced(lambda generator, given: None):
+            with seeds_replaced(lambda generator, seeds: None):
                 for generator, _ in states:
                     seed_generator(generator, int(torch.randint(2**62, ())))
 
@@ -174,9 +181,9 @@ def _secret_draws(generators: list[Any]) -> Iterator[Callable[[], None]]:
         yield seed
     finally:
         if states:
-            with seeds_replaced(lambda generator, given: None):
-                for _, put_state_back in states:
-                    put_state_back()
+            with seeds_replaced(lambda generator, seeds: None):
+                for _, restore in states:
+                    restore()
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:
@@ -184,23 +191,25 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _packages_of(used: tuple[object, ...], modules: list[nn.Module]) -> Packages:
-    """The packages whose code runs in a pass, but for those that keep nothing."""
+    """The packages whose code runs in a pass, without those that keep nothing."""
     # fedlsg may have wrapped a loss
-    given = [*used, *(getattr(thing, "loss", thing) for thing in used)]
-    kinds = {kind for thing in (*given, *modules) for kind in type(thing).__mro__}
-    homes = {str(getattr(thing, "__module__", "")) for thing in (*kinds, *given)}
-    known = {*LIBRARIES, *sys.stdlib_module_names, "fedlsg"}
-    return frozenset(name for home in homes if (name := home.partition(".")[0]) not in known)
+    things = [*used, *(getattr(thing, "loss", thing) for thing in used)]
+    kinds = {kind for thing in (*things, *modules) for kind in type(thing).__mro__}
+    homes = {str(getattr(thing, "__module__", "")) for thing in (*kinds, *things)}
+    keep_nothing = {*LIBRARIES, *sys.stdlib_module_names, "fedlsg"}
+    return frozenset({home.partition(".")[0] for home in homes} - keep_nothing)
 
 
 def _others(
     used: tuple[object, ...], modules: list[nn.Module], parameters: bool, packages: Packages
 ) -> list[Any]:
-    """What the modules hold besides: numbers of tensors, objects, the user's code; and the loss."""
+    """All objects to put back that are not tables of modules: tensors, attributes, code, the loss.
+
+    parameters: whether the numbers of parameters are among them.
+    """
     start = [thing for thing in used if not isinstance(thing, nn.Module)]
     start += [hook for table in tables() for hook in table.values()]
     start += [*own_operators(), *replaced({*map(type, modules)})]
-    more = [module for module in modules if has_more(module)]
     for module in modules:
         start += [type(module), *module._buffers.values(), module._non_persistent_buffers_set]
         if parameters:
@@ -208,8 +217,10 @@ def _others(
         kept = [value for name, value in vars(module).items() if name not in OF_TORCH]
         kept += [hook for name in HOOKS for hook in vars(module)[name].values()]
         start += [value for value in kept if type(value) not in ATOMS and not _is_ours(value)]
-    seen = {id(module) for module in modules} - {id(module) for module in more}
-    return list(walk([*start, *more], seen, packages, data=False))
+    # The walk need not visit a module, unless it holds more than tables and attributes.
+    with_more = [module for module in modules if has_more(module)]
+    seen = {id(module) for module in modules} - {id(module) for module in with_more}
+    return list(walk([*start, *with_more], seen, packages, data=False))
 
 
 def _is_ours(value: Any) -> bool:

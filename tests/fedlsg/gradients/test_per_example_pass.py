@@ -1,5 +1,7 @@
 """What a pass leaves behind, and forward passes of unusual form: right, or refused by name."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -302,5 +304,17 @@ def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkey
 
     model, x, targets, frame = custom(forward)
     monkeypatch.setattr(Pass, "backward", unasked)
-    monkeypatch.setattr("fedlsg.gradients.hooked_pass.hooks.leads_to", lambda end, places: False)
+    monkeypatch.setattr("fedlsg.gradients.hooked_pass.hooks.ancestors", lambda end: ())
     assert naive_error(model, squared_error, x, targets, frame) > 0.1
+
+
+def test_a_pass_keeps_no_output_of_a_layer_alive():
+    """The hook of a node held the output of its layer, and the output holds the node."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 5, 3, padding=1), nn.Flatten())
+    outputs: list[weakref.ref[Tensor]] = []
+    model[1].register_forward_hook(lambda module, args, y: outputs.append(weakref.ref(y)))
+    x, targets = torch.randn(3, 4, 4), torch.randn(3, 20)
+    frame = make_frame(model, rank=1, sparsity=0.0)
+    per_example_gradients(model, lambda y, t: (y - t).square().sum(1), x, targets, frame)
+    gc.collect()
+    assert [output() for output in outputs] == [None] * len(outputs) != []

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.gradients.hooked_pass.activation_storage
 import fedlsg.gradients.hooked_pass.hooks
+import fedlsg.gradients.hooked_pass.rematerialization
 import fedlsg.training.server_round
 from benchmarks.speed.arms import plain, private
 from benchmarks.speed.subjects import Encoder, Subject
@@ -24,7 +24,7 @@ from tests.fedlsg.support.live_bytes import live_bytes
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are made again, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.hooked_pass.activation_storage, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.hooked_pass.rematerialization, "REMATERIALIZED_FROM", 1)
 
 
 def small_wrn() -> Subject:

@@ -29,8 +29,9 @@ class Check:
 
     @property
     def powerless(self) -> bool:
-        """Whether it passed, and could hardly have failed: a breach of the claim's own size is
-        within its error.
+        """Whether a check passed that could hardly fail: a breach is within its error.
+
+        The breach is one of the claim's own size.
         """
         return self.passed and self.error > 1
 

@@ -1,7 +1,7 @@
-"""The noise of outputs that hold nothing else: those of units whose gradients are zero.
+"""Checks of the noise, on outputs that hold nothing else: those of units with zero gradients.
 
-The checks see what no score can: noise that is missing on some coordinates, drawn once and used
-again, or smaller where no unit took part.
+They find what no score can: noise that is missing on some coordinates, drawn once and used again,
+or smaller where no unit took part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,27 @@ from fedlsg.attacks.audit.played.sample_sizes import found_noise_ratio
 from fedlsg.attacks.audit.played.setting import AuditSetting
 
 SHAPE_SAMPLE = 100_000
-"""Values at most whose distribution is compared with the normal one."""
+"""Values whose distribution is compared with the normal one, at most."""
 TAIL = 3.0
-"""Deviations from which on values are counted as a tail."""
+"""Values beyond so many deviations are the tail."""
 CELLS = 256
-"""Cells a deviation in which sizes of values are counted."""
+"""Cells a deviation in which the sizes of values are counted."""
 LAST_CELL = 8 * CELLS
-"""The cell of all values that are larger."""
+"""The cell of all larger values, from 8 deviations on."""
 FEWEST_OUTPUTS = 8
-"""Outputs that ``check_values_used_once`` compares, at the fewest."""
+"""Outputs that ``check_values_used_once`` compares, at least."""
 LAST_DIGITS = 6
-"""Binary digits of a float32 that ``check_digits`` looks at: fresh noise has all of them 0 in at
-most 4 % of its values, sums of a few draws included.
+"""Binary digits of a float32 that ``check_digits`` reads: fresh noise has all of them 0 in at most
+4 % of its values, sums of a few draws included.
 """
 
 
 def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) -> list[Check]:
-    """All checks on silent clients' outputs, by the client's name; ``noise_std`` is the claimed
-    deviation of a value.
+    """All checks of the outputs of silent units.
 
+    silent: the outputs by the name of the units.
+    kept: values in one output.
+    noise_std: the claimed deviation of a value.
     Raises ValueError for no outputs.
     """
     if not silent or any(not len(rows) for rows in silent.values()):
@@ -59,8 +61,9 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
 
 
 def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
-    """What a rotation hides, on the integers that are added up: noise that is missing, or used
-    twice.
+    """Checks of the integers that a secure sum adds up, before the rotation is undone.
+
+    The rotation would hide noise that is missing or used twice.
     """
     if not grid:
         return []
@@ -71,37 +74,39 @@ def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]
 
 
 def pass_checks(games: Sequence[Game], setting: AuditSetting) -> list[Check]:
-    """Outputs of clients that share a pass with another one's units are noise, as if alone: where
-    only a sum is private, each client's share of its noise.
+    """Checks of clients without gradients that share a pass with a client that has units.
+
+    Their outputs must be noise, as if they were alone. Where only a sum is private, each of them
+    has its share of the noise: one of h, the honest clients.
     """
     checks = []
     noise_std = setting.noise_std / setting.stated.honest**0.5
     for game in games:
         if game.elsewhere is not None:
             rows = np.asarray(game.elsewhere, dtype=np.float64) / noise_std
-            found = (
+            of_game = (
                 check_noise_present(rows),
                 check_deviation("all", rows),
                 check_fresh_noise(rows),
                 check_nothing_of_others(rows),
             )
-            checks += [replace(check, name=f"{check.name}, next to {game.name}") for check in found]
+            name = f"next to {game.name}"
+            checks += [replace(check, name=f"{check.name}, {name}") for check in of_game]
     return checks
 
 
 def check_noise_present(rows: Outputs) -> Check:
-    """No output is without any noise: that of an empty batch has as much as any other."""
+    """No output is exactly zero: that of an empty batch has as much noise as any other."""
     empty = int((np.abs(rows).max(1) == 0).sum())
     says = f"{empty} of {len(rows)} outputs of clients with zero gradients are exactly zero"
     return Check(name="noise present", passed=empty == 0, says=says, significance=0.0)
 
 
 def check_every_coordinate(rows: Outputs) -> Check:
-    """Every sent coordinate has the claimed noise: the smallest sum of squares against chi-squared,
-    all tested at once.
+    """Every sent coordinate has the claimed noise.
 
-    With few rounds a coordinate's own sum of squares says little: it then only finds coordinates
-    with next to none.
+    Test: the smallest sum of squares of a coordinate against chi-squared, all coordinates at once.
+    With few rounds it only finds coordinates with almost no noise.
     """
     squares = np.square(rows).sum(0)
     p = chi2.cdf(squares, len(rows)) * rows.shape[1]
@@ -111,7 +116,7 @@ def check_every_coordinate(rows: Outputs) -> Check:
 
 
 def check_deviation(name: str, rows: Outputs) -> Check:
-    """The deviation over all values of one client, not significantly below the claimed one.
+    """The deviation over all values of one client is not significantly below the claimed one.
 
     More noise than claimed does not weaken privacy and passes; the text shows it.
     """
@@ -130,8 +135,9 @@ def check_deviation(name: str, rows: Outputs) -> Check:
 
 
 def check_fresh_noise(rows: Outputs) -> Check:
-    """No two outputs share noise: their correlations against N(0, 1 / kept), all pairs tested at
-    once.
+    """No two outputs share noise.
+
+    Test: the correlations of all pairs against N(0, 1 / kept), all at once.
     """
     lengths = np.linalg.norm(rows, axis=1)
     units = rows[lengths > 0] / lengths[lengths > 0, None]
@@ -144,8 +150,9 @@ def check_fresh_noise(rows: Outputs) -> Check:
 
 
 def check_no_repeats(rows: Outputs) -> Check:
-    """No output repeats its noise within itself at any distance: the circular autocorrelation, all
-    lags at once.
+    """No output repeats its noise within itself at any distance.
+
+    Test: the circular autocorrelation, all lags at once.
     """
     kept = rows.shape[1]
     if kept < 4:
@@ -153,20 +160,21 @@ def check_no_repeats(rows: Outputs) -> Check:
             name="noise without repeats", passed=True, says="too few coordinates to compare"
         )
     power = np.square(np.abs(np.fft.rfft(rows, axis=1))).sum(0)
-    lagged = np.fft.irfft(power, n=kept)
-    if lagged[0] == 0:
+    by_lag = np.fft.irfft(power, n=kept)
+    if by_lag[0] == 0:
         return Check(name="noise without repeats", passed=True, says="no noise to compare")
-    correlation = np.abs(lagged[1 : kept // 2 + 1]) / lagged[0]
-    # The lag of kept / 2 counts every product twice: its variance is doubled, and all are tested as
-    # if theirs were.
+    correlation = np.abs(by_lag[1 : kept // 2 + 1]) / by_lag[0]
+    # The lag of kept / 2 counts every product twice, so that its variance is doubled. All lags are
+    # tested with that variance.
     p = correlation_p(float(correlation.max()), rows.size / 2) * len(correlation)
     says = f"largest correlation of an output with itself at a distance is {correlation.max():.4f}"
     return Check(name="noise without repeats", passed=bool(p >= SIGNIFICANCE), says=says)
 
 
 def check_normal(values: Float[np.ndarray, " n"]) -> Check:
-    """The shape of the noise: Kolmogorov-Smirnov against a normal of the measured deviation, on
-    distinct values.
+    """The noise is normal, by Kolmogorov-Smirnov against a normal of the measured deviation.
+
+    On distinct values.
     """
     values = values[:: max(1, len(values) // SHAPE_SAMPLE)]
     spread = values.std()
@@ -176,11 +184,11 @@ def check_normal(values: Float[np.ndarray, " n"]) -> Check:
 
 
 def check_tails(values: Float[np.ndarray, " n"]) -> Check:
-    """The tails of the noise, beyond what a distribution function shows: how many values there are
-    beyond ``TAIL`` deviations, and how large the largest is, neither too few nor too many.
+    """The tails of the noise are normal: the number of values beyond ``TAIL``, and the largest.
 
-    Over the measured deviation, where x^2 / sum of x^2 has a Beta(1/2, (n - 1) / 2) law exactly.
-    That of several values is negatively dependent: the bounds for independent ones hold.
+    Neither may be too small or too large. Values are over the measured deviation: for n normal
+    values, x^2 / sum of x^2 has exactly a Beta(1/2, (n - 1) / 2) law. Several of them are
+    negatively dependent, so that the bounds for independent values hold.
     """
     squares = np.square(values)
     total, n = float(squares.sum()), len(values)
@@ -188,11 +196,12 @@ def check_tails(values: Float[np.ndarray, " n"]) -> Check:
         return Check(name="tails of the noise", passed=True, says="no noise to compare")
     law = beta(0.5, (n - 1) / 2)
     share = float(law.sf(min(TAIL**2 / n, 1.0)))
-    beyond, largest = int((squares * n > TAIL**2 * total).sum()), float(squares.max() / total)
+    beyond = int((squares * n > TAIL**2 * total).sum())
+    largest = float(squares.max() / total)
     p = (
         2 * min(binom.cdf(beyond, n, share), binom.sf(beyond - 1, n, share)),
-        n * law.sf(largest),
-        np.exp(n * np.log1p(-min(law.sf(largest), 1 - 1e-16))),
+        n * law.sf(largest),  # a value so large, at least once
+        np.exp(n * np.log1p(-min(law.sf(largest), 1 - 1e-16))),  # no larger value
     )
     says = (
         f"{beyond} of {n} values are beyond {TAIL:g} deviations ({n * share:.1f} are expected), "
@@ -202,14 +211,14 @@ def check_tails(values: Float[np.ndarray, " n"]) -> Check:
 
 
 def check_values_used_once(rows: Outputs) -> Check:
-    """No value is used again, with either sign and in whatever place: within an output, and in
-    another one of any round or client.
+    """No value is used again, at any place and with either sign, in this output or in another one.
 
-    Sizes are counted in cells of 1/256 deviation, which is the grid of the noise. Of values that
-    are drawn one by one, as many share a cell as the mean counts m of all outputs say. Sums of
-    (c - m)^2 - c within an output, and of (c - m) (c' - m) for two, are 0 in the mean; their
-    variances are 2 and 1 times the sum of m^2. Tested as a Poisson excess of that variance, whose
-    tail is longer than a normal one's.
+    The sizes of values are counted in cells of 1/256 deviation, which is the grid of the noise.
+    Symbols: c, c' counts of a cell in two outputs, m the mean count of the cell over all outputs.
+    For values that are drawn one by one, the sum over cells of (c - m)^2 - c, and that of
+    (c - m) (c' - m) for two outputs, are 0 in the mean; their variances are 2 and 1 times the sum
+    of m^2. They are tested as a Poisson excess of that variance, whose tail is longer than a normal
+    one's.
     """
     count, sizes = len(rows), np.abs(rows)
     spread = float(np.sqrt(np.square(sizes).mean()))
@@ -237,11 +246,11 @@ def check_values_used_once(rows: Outputs) -> Check:
 
 
 def check_digits(silent: Mapping[str, Outputs]) -> Check:
-    """Noise has all of the digits of its type: what numbers of 16 bits round off would show the
-    sum.
+    """The noise has all digits of its type.
 
-    A sum of such noises has more digits than one of them, and its last ones are still 0 (of 30
-    clients those of nine values in ten).
+    Noise of 16 bits leaves the last digits of an output to the sum, which they show. A sum of such
+    noises has more digits than one of them, and its last ones are still 0 (for 30 clients, in nine
+    values of ten).
     """
     values = np.concatenate(
         [np.asarray(rows, dtype=np.float32).ravel() for rows in silent.values()]
@@ -256,9 +265,10 @@ def check_digits(silent: Mapping[str, Outputs]) -> Check:
 
 
 def check_nothing_of_others(rows: Outputs) -> Check:
-    """Nothing but the claimed noise is in outputs of clients whose examples have no gradient.
+    """Outputs of clients whose examples have no gradient hold nothing but the claimed noise.
 
-    The largest mean square of an output, against chi-squared of the noise that all of them have.
+    Test: the largest mean square of an output, against chi-squared of the noise that all of them
+    have.
     """
     squares = np.square(rows).sum(1)
     usual = max(1.0, float(np.median(squares)) / rows.shape[1])

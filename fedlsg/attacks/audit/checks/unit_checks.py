@@ -21,8 +21,7 @@ def check_canaries(
     *,
     rounds: int,
 ) -> Check:
-    """Canaries that are in move the outputs no further than the claimed sensitivity and sample rate
-    let them.
+    """Canaries that are in move the outputs no further than the claim lets them.
 
     ``moves`` as in ``unit_mode.Recording``: the mean of those in less that of those out is at most
     1. ``claim.noise``: of an output along a canary, over the canary's length.
@@ -52,8 +51,7 @@ def check_equal_units(
     units: int,
     sensitivity: float,
 ) -> Check:
-    """n equal units move an output by n times the sensitivity at most, in any direction, and as
-    often as q says.
+    """n equal units move an output by at most n times the sensitivity, as often as q says.
 
     By the triangle inequality, in two directions, each with half of the significance: their own
     clipped ``gradient``; and the one that every other output goes, of which the others are asked

@@ -32,9 +32,9 @@ class Canaries:
 
 
 def make_canaries(setting: AuditSetting, count: int, generator: torch.Generator) -> Canaries:
-    """``count`` canaries for one client, or for one sum of clients, whose clipped gradients are
-    orthogonal.
+    """``count`` canaries whose clipped gradients are orthogonal.
 
+    They are for one client, or for one sum of clients.
     Their energy is spread evenly over the blocks, as far as a small block has room for so many
     orthogonal ones: a clip that treats blocks on their own then lets nearly C times the root of
     their number pass, and one that misses a block lets ``LENGTH_OVER_CLIP`` C pass.
@@ -100,8 +100,9 @@ def energy_shares(sizes: Sequence[int], count: int) -> list[float]:
 def undo_block_weights(
     setting: AuditSetting, rows: Float[Tensor, "k kept"]
 ) -> Float[Tensor, "k kept"]:
-    """Gradients that are these rows once the blocks' weights are on them; an update is clipped as
-    it was sent.
+    """Gradients that become these rows when the blocks' weights multiply them.
+
+    An update is clipped as it was sent.
     """
     if setting.stated.whole:
         return rows
@@ -113,8 +114,9 @@ def undo_block_weights(
 def largest_addition(
     setting: AuditSetting, directions: Float[Tensor, "k kept"]
 ) -> Float[Tensor, " k"]:
-    """The most that a unit of any norm may add in these directions: C, or what is left of each
-    block's C.
+    """The most that a unit of any norm may add in these directions.
+
+    C, or what remains of each block's C.
     """
     clip_norm = setting.mechanism.clip_norm
     if setting.mechanism.clip != "per-block":

@@ -1,10 +1,11 @@
-"""Games of many equal units: of several norms, in parts of the coordinates, few of them, ghost
-gradients, clients that share a pass.
+"""Games of an audit: rounds with many equal units, to measure how far units move an output.
 
 A game has k directions, with equally many units in each, for several rounds in which batches are
-drawn anew. What is recorded is how far each output went in each direction. So an excess that one
-norm, one part of the coordinates, or one path has is not averaged away, and the rounds of a game
-are one observation: who took part in one round must say nothing of another.
+drawn anew. The distance that each output moved in each direction is recorded. There are games for
+several norms of the units, for parts of the coordinates, for few units, for ghost gradients, and
+for clients that share a pass. So an excess of one norm, one part or one code path is not averaged
+away. The rounds of a game are one observation: participation in one round must say nothing about
+another round.
 
 Symbols: n units in each direction, q, W, R as in ``sample_sizes``.
 """
@@ -40,40 +41,64 @@ from fedlsg.secure_sum.discrete.grid import random_signs, unrotate, window
 from fedlsg.training.example_gradients import ExampleGradients
 
 NORMS = (0.5, 1.0, 1.1, 1.5, 1.9, 2.0, 4.0, 10.0)
-"""Norms of units over C. Those below 1 pass unclipped; a clip that begins too late lets others
-pass.
+"""Norms of units over C. A norm below 1 passes unclipped. A clip that begins too late would let a
+norm above 1 pass.
 """
 NORMS_ALONE = (0.5, 1.5, 1.9, 10.0)
-"""Of units that are too few for all norms at once."""
-FEW_UNITS, FEW_ROUNDS = 4, 32
-"""Units that are few, so that what a step adds for any number of units is not hidden by many."""
-PLACES, PLACE_EXCESS, PLACE_ROUNDS, PLACE_NUMBERS = 3, 2.0, 1024, 2**26
-"""Places of a batch: the first row, the middle and the last one are each of units of one direction,
-of which this many are expected in a batch. Rounds, and numbers in their outputs, at the most.
-"""
+"""Norms over C that are played one after the other, if there are too few units for all at once."""
+FEW_UNITS = 4
+"""Units of the game of few units: many would hide what a step adds for any number of units."""
+FEW_ROUNDS = 32
+"""Rounds of that game, and the fewest rounds of the game of places."""
+PLACES = 3
+"""Places of a batch that are tested: the first rows, the middle and the last rows."""
+PLACE_EXCESS = 2.0
+"""Units of each place that are expected in a batch."""
+PLACE_ROUNDS = 1024
+"""Rounds of the game of places, at most."""
+PLACE_NUMBERS = 2**26
+"""Numbers in all outputs of that game, at most."""
 PLACE_Z = 8.5
-"""Standard errors of what one row adds that counts twice: a bound of Chernoff takes about five."""
+"""A row that counts twice adds so many standard errors; a Chernoff bound finds about five."""
 PART_ERROR = 0.1
 """Standard error of a part's movement: a part that counts double is then found."""
-FEWEST_PARTS, GAME_ROUNDS, MOST_ROUNDS = 8, 16, 64
-DRAWN_NUMBERS, DRAWN_BY_SERVER = 2**21, 200
-"""Numbers in the gradients of an output's batch; updates that a server clips one by one."""
-PASS_CLIENTS, IN_PASS, NORMS_IN_PASS = 4, 20, (1.5, 10.0)
-"""Clients that share a pass, the expected batch of small ones, and norms of the units of one."""
-COUNTS_OF_NOBODY, COUNTED_UNITS = 256, 64
-"""Releases of the noisy count without units; units that it counts in others."""
+FEWEST_PARTS = 8
+"""Parts of the coordinates, at least, if there are so many."""
+GAME_ROUNDS = 16
+"""Rounds of most games."""
+MOST_ROUNDS = 64
+"""Rounds of a game of parts, at most."""
+DRAWN_NUMBERS = 2**21
+"""Numbers in the gradients of the expected batch of an output, at most."""
+DRAWN_BY_SERVER = 200
+"""Updates in an output of a server, which clips them one by one, at most."""
+PASS_CLIENTS = 4
+"""Clients that share a pass."""
+IN_PASS = 20
+"""The expected batch of a small client in a pass."""
+NORMS_IN_PASS = (1.5, 10.0)
+"""Norms over C of the units of one client in a pass."""
+COUNTS_OF_NOBODY = 256
+"""Releases of the noisy count without units."""
+COUNTED_UNITS = 64
+"""Units in the other releases of the noisy count."""
+WRAP_CHANCE = 1e-9
+"""Probability with which an integer of a secure sum may wrap around."""
 Tick = Callable[[], None]
+"""Reports that one round is done."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Game:
-    """What was seen of one game.
+    """The record of one game.
 
-    moves: (rounds, k) how far each output went in each direction, over what its units may add on
-        average: at most 1 in the mean.
+    name: of the game.
+    moves: how far each output moved in each direction, over what its units may add on average.
+        Under the claim the mean is at most 1.
     units: n.
-    lengths: (k,) what one unit may add, over the sensitivity.
-    elsewhere: the outputs of clients without these units, which share a pass: all noise.
+    lengths: what one unit may add in each direction, over the sensitivity.
+    elsewhere: outputs of clients without these units, which share a pass: noise alone. None if no
+        clients share a pass.
     """
 
     name: str
@@ -85,8 +110,12 @@ class Game:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Count:
-    """What the noisy counts of an adaptive clip say, in clients: ``empty`` of nobody, and of
-    ``units`` drawn ones that are all within the clip, or all beyond it.
+    """The noisy counts of an adaptive clip, in clients, less half of the expected clients.
+
+    empty: without units.
+    moved: with ``units`` units that are all within the clip, or all beyond it, by the name of the
+        game.
+    units: number of units.
     """
 
     empty: Float[np.ndarray, " rounds"]
@@ -96,13 +125,17 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """How a game is played: orthonormal ``directions``, the norms of their units over C, and how
-    many units each has.
+    """The plan of a game.
 
-    on_grid: the directions are of what a secure sum adds up, after the rotation.
-    shared: the units are one client's, in a pass with others.
-    in_order: the units of a direction follow each other.
-    gradients: of the units, in place of a backward pass.
+    name: of the game.
+    directions: orthonormal rows.
+    norms: of the units of each direction, over C.
+    each: units of each direction.
+    rounds: number of rounds.
+    on_grid: whether the directions are of the values that a secure sum adds up, after the rotation.
+    shared: whether the units are one client's, in a pass with other clients.
+    in_order: whether the units of a direction follow each other.
+    gradients: computes the gradients of the units, in place of a backward pass.
     """
 
     name: str
@@ -117,7 +150,7 @@ class Round:
 
 
 def stream_of(seed: int | None, *labels: str | int) -> SecretStream:
-    """A stream of the audit's own: fresh, or repeated by a seed."""
+    """A stream of random numbers for the audit: fresh, or the same one for the same seed."""
     return secret_stream() if seed is None else reproducible_stream(seed, "audit", *labels)
 
 
@@ -131,18 +164,20 @@ def rounds_of(
     gradients: ExampleGradients = GIVEN_GRADIENTS,
     rotation: int | None = None,
 ) -> list[Output]:
-    """Outputs with the units of each round, on the CPU; the steps are on the model's device.
+    """The output of each round, on the CPU; the steps are on the model's device.
 
-    ``rotation``: the round whose public rotation all have, by default each its own.
+    name: of the game, for the random streams.
+    rotation: the round whose public rotation all rounds have; None: each has its own.
     """
-    outputs, rows = [], rows.to(next(setting.model.parameters()).device)
-    for round in range(rounds):
+    rows = rows.to(next(setting.model.parameters()).device)
+    outputs = []
+    for number in range(rounds):
 
-        def draw(purpose: str, client: int = 0, round: int = round) -> SecretStream:
-            return stream_of(seed, purpose, name, round, client)
+        def draw(purpose: str, client: int = 0, number: int = number) -> SecretStream:
+            return stream_of(seed, purpose, name, number, client)
 
-        rotated = round if rotation is None else rotation
-        outputs.append(make_output(setting, rows, draw, rotated, gradients))
+        rotation_round = number if rotation is None else rotation
+        outputs.append(make_output(setting, rows, draw, rotation_round, gradients))
         tick()
     return outputs
 
@@ -166,7 +201,7 @@ def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
 
 
 def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[Round]:
-    """All norms in one game; where a sum has fewer units than that, one after the other."""
+    """All norms in one game; one game for each norm if a sum has too few units for that."""
     units = min(equal_units(setting), drawn_units(setting))
     if units >= len(norms):
         yield Round(name="norms", directions=dense, norms=norms, each=units // len(norms))
@@ -181,18 +216,20 @@ def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[R
 
 
 def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
-    """Few units of one direction at the begin of a batch, of another in its middle, and of a third
-    at its end: what is done to the row of one place adds up to C in every round.
+    """Units of one direction at the begin of a batch, others in its middle, others at its end.
 
-    As many rounds as find one row that counts twice, as far as they do not take too long.
+    They are few: a mistake with the row of one place then shows in every round. There are as many
+    rounds as find one row that counts twice, up to ``PLACE_ROUNDS``. A round moves by 1 (in units
+    of what one unit adds) with probability 1 - (1 - q)^n, that a unit is in the batch, and varies
+    by (s / W)^2 + n q (1 - q), with s the noise over the sensitivity.
     """
     if max_units(setting) or len(dense) < PLACES:
         return
     q, noise = setting.stated.sample_rate, setting.noise_std / setting.sensitivity
     each = math.ceil(PLACE_EXCESS / q)
-    there = 1 - (1 - q) ** each  # some of them are in a batch
+    probability = 1 - (1 - q) ** each
     variance = (noise / sum(setting.weights)) ** 2 + each * q * (1 - q)
-    wanted = math.ceil(variance * (PLACE_Z / there) ** 2)
+    wanted = math.ceil(variance * (PLACE_Z / probability) ** 2)
     most = min(PLACE_ROUNDS, PLACE_NUMBERS // setting.frame.kept)
     yield Round(
         name="places of a batch",
@@ -205,21 +242,24 @@ def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
 
 
 def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
-    """Units in parts of the coordinates: neighbours, and those at equal distances; of a secure sum
-    also parts of what is added up, after the rotation.
+    """Units in parts of the coordinates: of neighbours, and of coordinates at equal distances.
+
+    For a secure sum, in place of the latter, parts of the values that are added up, after the
+    rotation.
     """
-    kept, (parts, each, rounds) = setting.frame.kept, sizes_of_parts(setting)
-    at = torch.arange(kept)
+    kept = setting.frame.kept
+    parts, each, rounds = sizes_of_parts(setting)
+    places = torch.arange(kept)
     signs = torch.randint(0, 2, (kept,), generator=generator) * 2.0 - 1.0
-    directions = {"parts": _parts(at * parts // kept, signs)}
+    directions = {"parts": _parts(places * parts // kept, signs)}
     if kept > 2 * parts and setting.sums is None:
-        directions["parts of coordinates far apart"] = _parts(at % parts, signs)
+        directions["parts of coordinates far apart"] = _parts(places % parts, signs)
     if setting.sums is not None:
         directions["parts of the grid"] = directions["parts"]
-    for name, ways in directions.items():
+    for name, rows in directions.items():
         yield Round(
             name=name,
-            directions=ways,
+            directions=rows,
             norms=torch.full((parts,), LENGTH_OVER_CLIP),
             each=each,
             rounds=rounds,
@@ -228,37 +268,40 @@ def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Rou
 
 
 def _parts(labels: Tensor, signs: Tensor) -> Float[Tensor, "k kept"]:
-    """A direction for each label: a sign on each of its coordinates."""
-    chosen = (labels == torch.arange(int(labels.max()) + 1).unsqueeze(1)) * signs
-    directions: Tensor = chosen / chosen.norm(dim=1, keepdim=True)
+    """A direction for each label: the sign of each of its coordinates, at length 1."""
+    rows = (labels == torch.arange(int(labels.max()) + 1).unsqueeze(1)) * signs
+    directions: Tensor = rows / rows.norm(dim=1, keepdim=True)
     return directions
 
 
 def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
-    """Units that reach the clip as factors g and x of a weight, as in ghost clipping; with several
-    positions their norms are computed in another way.
+    """Units that reach the clip as factors g and x of a weight, as in ghost clipping.
+
+    A game with one position of a unit and one with two, because their norms are computed in
+    different ways.
     """
     for positions in (1, 2):
         if layers := ghost_layers(setting, generator, positions):
-            ways = torch.stack([layer.direction for layer in layers.values()])
+            directions = torch.stack([layer.direction for layer in layers.values()])
             yield Round(
                 name=f"ghost gradients, {positions} position{'s' * (positions > 1)}",
-                directions=ways,
-                norms=torch.full((len(ways),), 1.5 * positions),
-                each=equal_units(setting) // len(ways),
+                directions=directions,
+                norms=torch.full((len(directions),), 1.5 * positions),
+                each=equal_units(setting) // len(directions),
                 gradients=given_gradients(layers),
             )
 
 
 def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator) -> Iterator[Round]:
-    """One of a pass's clients has the units: of small clients, whose rows fill equal slots, and of
-    larger ones.
+    """Clients that share a pass, of which one has the units.
+
+    A game of small clients, whose rows fill equal slots of the pass, and one of larger clients.
     """
     if not can_pass(setting):
         return
     norms = torch.tensor(NORMS_IN_PASS)[-len(dense) :]
     small = math.ceil(IN_PASS / len(norms) / setting.stated.sample_rate)
-    one = Round(
+    game = Round(
         name="small clients of a pass",
         directions=dense[: len(norms)],
         norms=norms,
@@ -266,22 +309,24 @@ def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator)
         rounds=2 * GAME_ROUNDS,
         shared=True,
     )
-    yield one
+    yield game
     large = max(2 * small, equal_units(setting) // len(norms))
-    yield replace(one, name="clients of a pass", each=large, rounds=GAME_ROUNDS)
-    for game in list(_of_ghosts(setting, generator))[:1]:
-        each = math.ceil(IN_PASS / len(game.norms) / setting.stated.sample_rate)
-        yield replace(game, name="ghost gradients of a pass", each=each, shared=True)
+    yield replace(game, name="clients of a pass", each=large, rounds=GAME_ROUNDS)
+    ghost_games = list(_of_ghosts(setting, generator))
+    if ghost_games:
+        ghosts = ghost_games[0]
+        each = math.ceil(IN_PASS / len(ghosts.norms) / setting.stated.sample_rate)
+        yield replace(ghosts, name="ghost gradients of a pass", each=each, shared=True)
 
 
-def _before_rotation(ways: Tensor) -> Tensor:
-    """What the public rotation of round 0 turns into these directions."""
-    signs = random_signs(ways.shape[1], public_generator(0, "rotation", 0))
-    return torch.stack([unrotate(way, signs) for way in ways]).float()
+def _before_rotation(directions: Tensor) -> Tensor:
+    """The vectors that the public rotation of round 0 turns into these directions."""
+    signs = random_signs(directions.shape[1], public_generator(0, "rotation", 0))
+    return torch.stack([unrotate(direction, signs) for direction in directions]).float()
 
 
 def drawn_units(setting: AuditSetting) -> int:
-    """Units of one output at most, so that its batch takes as long as a batch may."""
+    """Units of one output, at most, by the memory and the time of its batch."""
     if most := max_units(setting):
         return most
     drawn = max(FEWEST_PARTS, DRAWN_NUMBERS // setting.frame.kept)
@@ -291,13 +336,19 @@ def drawn_units(setting: AuditSetting) -> int:
 
 
 def sizes_of_parts(setting: AuditSetting) -> tuple[int, int, int]:
-    """Parts, units in each, and rounds: as many parts as have ``PART_ERROR`` in so many units."""
+    """Parts, units in each of them (n), and rounds.
+
+    With s the noise over the sensitivity and W, and R rounds, the squared standard error of a
+    part's movement is (s / (n q))^2 / R from the noise, and (1 - q) / (n q R) from the draws.
+    ``wanted`` units have at most about ``PART_ERROR`` from both. There are as many parts as have so
+    many units each; if these are fewer than ``FEWEST_PARTS``, there are more rounds instead.
+    """
     q, kept = setting.stated.sample_rate, setting.frame.kept
     noise = setting.noise_std / setting.sensitivity / sum(setting.weights)
     units = drawn_units(setting)
-    wanted = noise / PART_ERROR / q / math.sqrt(GAME_ROUNDS)
-    drawn = 2 * (1 - q) / q / PART_ERROR**2 / GAME_ROUNDS
-    wanted = max(1, math.ceil(math.hypot(wanted, drawn)))
+    for_noise = noise / PART_ERROR / q / math.sqrt(GAME_ROUNDS)
+    for_draws = 2 * (1 - q) / q / PART_ERROR**2 / GAME_ROUNDS
+    wanted = max(1, math.ceil(math.hypot(for_noise, for_draws)))
     parts = max(1, min(kept, units // wanted))
     while parts > FEWEST_PARTS and _most_in_part(setting, parts) < wanted:
         parts = max(FEWEST_PARTS, parts // 2)
@@ -305,17 +356,24 @@ def sizes_of_parts(setting: AuditSetting) -> tuple[int, int, int]:
         return parts, wanted, GAME_ROUNDS
     parts = max(1, min(FEWEST_PARTS, units, kept))
     each = max(1, min(units // parts, _most_in_part(setting, parts)))
-    cost = setting.stated.members if setting.sums is not None else 1
-    most = max(GAME_ROUNDS, min(MOST_ROUNDS, MAX_CLIENT_STEPS // cost // 4))
-    return parts, each, max(GAME_ROUNDS, min(most, math.ceil((noise / PART_ERROR / q / each) ** 2)))
+    steps = setting.stated.members if setting.sums is not None else 1  # client steps of a round
+    most = max(GAME_ROUNDS, min(MOST_ROUNDS, MAX_CLIENT_STEPS // steps // 4))
+    rounds = math.ceil((noise / PART_ERROR / q / each) ** 2)
+    return parts, each, max(GAME_ROUNDS, min(most, rounds))
 
 
 def _most_in_part(setting: AuditSetting, parts: int) -> int:
-    """Units of each part so that no integer of a secure sum wraps around."""
+    """Units of each part, at most, so that no integer of a secure sum wraps around.
+
+    A part of kept / parts coordinates is rotated in windows of w coordinates. By Hoeffding's bound,
+    a rotated unit has no coordinate above sqrt(2 log(2 kept / chance) / w) of its length in a
+    window, but for ``WRAP_CHANCE``. The sum has room for the expected examples of a real round;
+    half of it is used.
+    """
     if setting.sums is None or setting.stated.whole:
         return drawn_units(setting)
     kept, expected = setting.frame.kept, setting.sums.expected_examples
-    reach = math.sqrt(2 * math.log(2 * kept / 1e-9) / window(kept))
+    reach = math.sqrt(2 * math.log(2 * kept / WRAP_CHANCE) / window(kept))
     room = min(parts**-0.5, reach * math.sqrt(kept / parts))
     rate: float = setting.stated.sample_rate
     most: int = math.floor(expected * min(room, 1.0) / 2 / rate)
@@ -323,18 +381,19 @@ def _most_in_part(setting: AuditSetting, parts: int) -> int:
 
 
 def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Game:
-    """All rounds of a game, and what they say."""
-    long = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
+    """Play all rounds of a game, and record how far the outputs moved."""
+    norms = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
     lengths = largest_addition(setting, game.directions)
-    reach = game.each * setting.stated.sample_rate * sum(setting.weights)
+    expected_units = game.each * setting.stated.sample_rate * sum(setting.weights)
 
-    ways = _before_rotation(game.directions) if game.on_grid else game.directions
-    units = Units(undo_block_weights(setting, ways * long), game.each, in_order=game.in_order)
+    directions = _before_rotation(game.directions) if game.on_grid else game.directions
+    gradients = undo_block_weights(setting, directions * norms)
+    units = Units(gradients, game.each, in_order=game.in_order)
     elsewhere = None
     if game.shared:
         outputs, elsewhere = _passes(setting, game, units, seed, tick)
     else:
-        seen = rounds_of(
+        rounds = rounds_of(
             setting,
             units,
             game.name,
@@ -344,9 +403,9 @@ def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Ga
             game.gradients,
             0 if game.on_grid else None,
         )
-        chosen = [played.grid if game.on_grid else played.values for played in seen]
-        outputs = torch.stack([value for value in chosen if value is not None])
-    moves = (outputs.double() @ game.directions.double().T) / (lengths * reach)
+        values = [output.grid if game.on_grid else output.values for output in rounds]
+        outputs = torch.stack([value for value in values if value is not None])
+    moves = (outputs.double() @ game.directions.double().T) / (lengths * expected_units)
     return Game(
         name=game.name,
         moves=moves.numpy(),
@@ -359,53 +418,57 @@ def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Ga
 def _passes(
     setting: AuditSetting, game: Round, units: Units, seed: int | None, tick: Tick
 ) -> tuple[Float[Tensor, "rounds kept"], Float[np.ndarray, "others kept"]]:
-    """Outputs of the client with the units, whose place changes, and of the others, whose gradients
-    are zero.
+    """Outputs of the client with the units, and of the others, whose gradients are zero.
+
+    The place of the client in the pass changes from round to round.
     """
     device = next(setting.model.parameters()).device
     silent = Units(torch.zeros(1, setting.frame.kept), len(units))
-    steps_with, others = [], []
-    for round in range(game.rounds):
-        place = round % PASS_CLIENTS
+    with_units, others = [], []
+    for number in range(game.rounds):
+        place = number % PASS_CLIENTS
         clients = [(units if i == place else silent).to(device) for i in range(PASS_CLIENTS)]
-        labels = [
-            {what: stream_of(seed, what, game.name, round, i) for what in ("sampler", "noise")}
+        streams = [
+            {
+                purpose: stream_of(seed, purpose, game.name, number, i)
+                for purpose in ("sampler", "noise")
+            }
             for i in range(PASS_CLIENTS)
         ]
-        outputs = outputs_of_pass(setting, clients, labels, game.gradients)
-        steps_with.append(outputs.pop(place))
+        outputs = outputs_of_pass(setting, clients, streams, game.gradients)
+        with_units.append(outputs.pop(place))
         others += outputs
         tick()
-    return torch.stack(steps_with), torch.stack(others).numpy()
+    return torch.stack(with_units), torch.stack(others).numpy()
 
 
 def counts_of(setting: AuditSetting, seed: int | None, tick: Tick) -> Count | None:
-    """The noisy counts of an adaptive clip; None without one."""
+    """The noisy counts of an adaptive clip; None without one.
+
+    The clip norm C' of the next round gives back the noisy fraction b of clients within the clip:
+    C' = C exp(-rate (b - quantile)).
+    """
     adaptive = setting.adaptive
     if adaptive is None:
         return None
-    way = torch.full((1, setting.frame.kept), setting.frame.kept**-0.5)
+    clip_norm = setting.mechanism.clip_norm
+    direction = torch.full((1, setting.frame.kept), setting.frame.kept**-0.5)
 
     def counts(name: str, rows: Rows | Units, rounds: int) -> Float[np.ndarray, " rounds"]:
-        seen = rounds_of(setting, rows, name, seed, rounds, tick)
-        moved = torch.tensor([played.clip_norm for played in seen], dtype=torch.float64)
-        fraction = adaptive.quantile - (moved / setting.mechanism.clip_norm).log() / adaptive.rate
+        outputs = rounds_of(setting, rows, name, seed, rounds, tick)
+        next_norms = torch.tensor([output.clip_norm for output in outputs], dtype=torch.float64)
+        fraction = adaptive.quantile - (next_norms / clip_norm).log() / adaptive.rate
         return ((fraction - 0.5) * adaptive.expected_clients).numpy()
 
+    norms = {"count within the clip": 0.5, "count beyond the clip": LENGTH_OVER_CLIP}
     moved = {
-        name: counts(
-            name, Units(way * norm * setting.mechanism.clip_norm, COUNTED_UNITS), GAME_ROUNDS
-        )
-        for name, norm in (
-            ("count within the clip", 0.5),
-            ("count beyond the clip", LENGTH_OVER_CLIP),
-        )
+        name: counts(name, Units(direction * norm * clip_norm, COUNTED_UNITS), GAME_ROUNDS)
+        for name, norm in norms.items()
     }
-    return Count(
-        empty=counts("count of nobody", way[:0], COUNTS_OF_NOBODY), moved=moved, units=COUNTED_UNITS
-    )
+    empty = counts("count of nobody", direction[:0], COUNTS_OF_NOBODY)
+    return Count(empty=empty, moved=moved, units=COUNTED_UNITS)
 
 
 def rounds_of_counts(setting: AuditSetting) -> int:
-    """How often ``counts_of`` reports progress."""
+    """How many rounds ``counts_of`` plays, each of which it reports."""
     return 0 if setting.adaptive is None else 2 * GAME_ROUNDS + COUNTS_OF_NOBODY

@@ -1,6 +1,6 @@
-"""Chosen gradients in place of a backward pass: ``client_step`` takes them by its argument
-``gradients``, and everything after them is its own.
+"""Chosen gradients in place of a backward pass (the argument ``gradients`` of ``client_step``).
 
+Everything after the backward pass is the client's own code.
 A batch then has gradients as its inputs, (B, kept), which the batch function gives by position
 (``Units``). Where the step uses ghost clipping, they come as factors, too (``GhostLayer``).
 """
@@ -58,8 +58,9 @@ class GhostLayer:
 def ghost_layers(
     setting: AuditSetting, generator: torch.Generator, positions: int
 ) -> dict[int, GhostLayer]:
-    """The blocks that ghost clipping is there for, by their place in the frame; none where the
-    shipped step does not use it.
+    """The blocks for which ghost clipping is used, by their position in the frame.
+
+    None if the shipped step does not use it.
     """
     frame, stated = setting.frame, setting.stated
     allowed = client_round.allows_ghost_clipping(frame) and setting.mechanism.clip == "joint"

@@ -1,6 +1,6 @@
-"""One output of a round as its reader sees it: units through clip, noise, grid, rotation, sum and
-decoding, all of it the code that a run uses.
+"""Make one output of a round as its reader sees it, from units, by the code that a run uses.
 
+Units go through clip, noise, grid, rotation, sum and decoding.
 A unit is an example whose gradient is chosen, or a client whose update is. All that follows the
 backward pass is the client's own: Poisson batch, weights of the blocks, clip, sum, noise, local
 steps. The backward pass alone is replaced (``injection``). What the reader knows (the integers of
@@ -189,8 +189,9 @@ def outputs_of_pass(
     streams: Sequence[Mapping[str, SecretStream]],
     gradients: ExampleGradients,
 ) -> list[Tensor]:
-    """What clients send that share a pass: each one's batch is drawn, all are summed together, and
-    each takes its own step on its sum.
+    """What clients that share a pass send.
+
+    Each one's batch is drawn, all are summed together, and each takes its own step on its sum.
     """
     steps = []
     for rows, stream in zip(clients, streams, strict=True):

@@ -1,11 +1,12 @@
 """Mistakes that can be planted in the mechanism, to see whether an audit finds them.
 
 Inside ``planted(name)`` one mistake is made: functions that a real run calls are replaced, so that
-its outputs are not what is claimed. The audit is not told. For simulations and tests; nothing in a
-real run calls this.
+its outputs are not what is claimed. The audit does not know it. For simulations and tests; nothing
+in a real run calls this.
 
-A mistake is a dict of replaced functions by name, ``Patches``. ``PLANTS`` has all mistakes by name,
-and ``refuse_plant`` refuses those that a setting cannot have.
+A mistake is a dict of replacing functions by name, ``Patches``. The docstrings of the functions
+below say what each mistake is. ``PLANTS`` has all mistakes by name, and ``refuse_plant`` refuses
+those that a setting cannot have.
 Symbols: C clip norm, q sampling rate.
 """
 
@@ -31,10 +32,12 @@ from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM
 from fedlsg.randomness import SecretStream, public_generator
 from fedlsg.secure_sum.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 
-AddNoise = Callable[[Tensor], Tensor]
 Patches = dict[str, Callable[..., Any]]
-Noise = Callable[[Tensor, Any, SecretStream], Tensor]
-"""(values, how much noise, the stream) -> the values with noise."""
+"""The functions of a mistake, by the names of those that they replace."""
+AddNoise = Callable[[Tensor, Any, SecretStream], Tensor]
+"""(values, mechanism or deviation, stream of random numbers) -> the values with noise."""
+Bare = Callable[[Tensor], Tensor]
+"""values -> the same in the form of ``AddNoise``'s result, without noise."""
 HOMES = {
     "add_noise": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
     "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
@@ -50,11 +53,10 @@ HOMES = {
 """The modules and classes in which a real run looks each function up."""
 
 
-def in_noise(change: Callable[[Noise, AddNoise], Noise]) -> Patches:
+def in_noise(change: Callable[[AddNoise, Bare], AddNoise]) -> Patches:
     """One mistake in both kinds of noise, continuous and discrete.
 
-    ``change``: from the function that adds noise, and one that gives the same without noise, to the
-    function in its place.
+    change: makes the replacing function, from the one that adds noise and the one that does not.
     """
     return {
         "add_noise": change(add_noise, lambda total: total),
@@ -75,8 +77,9 @@ def scaled_noise(factor: Fraction) -> Patches:
 
 
 def per_block_clip() -> Patches:
-    """Every block clipped to C on its own, claimed as if the whole were (Ito et al. 2023, Alg.
-    1).
+    """Every block clipped to C on its own, claimed as if the whole were.
+
+    As taken literally from Ito et al. 2023, Alg. 1.
     """
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
@@ -89,9 +92,8 @@ def no_clip() -> Patches:
     """Gradients summed as they are."""
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, *, wide: bool = False) -> Tensor:
-        return torch.cat([block.sum(0).flatten() for block in gradients]).to(
-            torch.float64 if wide else None
-        )
+        total = torch.cat([block.sum(0).flatten() for block in gradients])
+        return total.to(torch.float64 if wide else None)
 
     return {"clipped_sum": plant}
 
@@ -100,9 +102,9 @@ def clip_misses_block() -> Patches:
     """The last block is added as it is, and is not in the norm that is clipped."""
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
-        *rest, missed = gradients
-        most = clipped_sum(rest, mechanism, **options)
-        return torch.cat([most, missed.sum(0).flatten().to(most)])
+        *rest, last = gradients
+        clipped = clipped_sum(rest, mechanism, **options)
+        return torch.cat([clipped, last.sum(0).flatten().to(clipped)])
 
     return {"clipped_sum": plant}
 
@@ -112,28 +114,28 @@ def rotation_doubles() -> Patches:
     return {"rotate": lambda values, signs: 2 * rotate(values, signs)}
 
 
-def shares_for(count: Callable[[SumTerms], int]) -> Patches:
+def shares_for(honest_clients: Callable[[SumTerms], int]) -> Patches:
     """Each client's share of the noise is planned for a wrong number of honest clients."""
 
     def plant(terms: SumTerms, mechanism: Mechanism, **sizes: int) -> Any:
-        counted = count(terms)
-        # with one client more, who reads along, ``counted`` of the survivors are honest
-        clients = max(terms.clients, counted + 1)
-        wrong = replace(terms, clients=clients, min_survivors=counted + 1, colluders=1)
+        honest = honest_clients(terms)
+        # min_survivors - colluders = honest, and a plan needs at least one colluder
+        clients = max(terms.clients, honest + 1)
+        wrong = replace(terms, clients=clients, min_survivors=honest + 1, colluders=1)
         return plan_release(
-            wrong, replace(mechanism, noise_share=counted**-0.5, colluders=1), **sizes
+            wrong, replace(mechanism, noise_share=honest**-0.5, colluders=1), **sizes
         )
 
     return {"plan_release": plant}
 
 
 def mask_unlike_noise() -> Patches:
-    """Noise on the coordinates of another mask: some that are sent have none."""
+    """Noise on the coordinates of another mask: a tenth of those that are sent have none."""
 
-    def change(add: Noise, bare: AddNoise) -> Noise:
-        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
-            other = torch.rand(len(values), generator=torch.Generator().manual_seed(1)) < 0.9
-            return torch.where(other.to(values.device), add(values, how, noise), bare(values))
+    def change(add: AddNoise, bare: Bare) -> AddNoise:
+        def plant(values: Tensor, scale: Any, noise: SecretStream) -> Tensor:
+            mask = torch.rand(len(values), generator=torch.Generator().manual_seed(1)) < 0.9
+            return torch.where(mask.to(values.device), add(values, scale, noise), bare(values))
 
         return plant
 
@@ -141,15 +143,15 @@ def mask_unlike_noise() -> Patches:
 
 
 def noise_reused() -> Patches:
-    """One draw for all steps of all clients."""
+    """One draw of the noise for all steps of all clients."""
 
-    def change(add: Noise, bare: AddNoise) -> Noise:
-        drawn: dict[int, Tensor] = {}
+    def change(add: AddNoise, bare: Bare) -> AddNoise:
+        draws: dict[int, Tensor] = {}
 
-        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
-            if len(values) not in drawn:
-                drawn[len(values)] = add(torch.zeros_like(values), how, noise)
-            return bare(values) + drawn[len(values)]
+        def plant(values: Tensor, scale: Any, noise: SecretStream) -> Tensor:
+            if len(values) not in draws:
+                draws[len(values)] = add(torch.zeros_like(values), scale, noise)
+            return bare(values) + draws[len(values)]
 
         return plant
 
@@ -157,15 +159,16 @@ def noise_reused() -> Patches:
 
 
 def noise_left_out(clients: int) -> Patches:
-    """One of the clients of a sum adds no noise; where outputs are of single clients, every second
-    output has none.
+    """One of the clients of a sum adds no noise.
+
+    Where outputs are of single clients, every second output has none.
     """
 
-    def change(add: Noise, bare: AddNoise) -> Noise:
+    def change(add: AddNoise, bare: Bare) -> AddNoise:
         calls = count(1)
 
-        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
-            return bare(values) if next(calls) % max(clients, 2) == 1 else add(values, how, noise)
+        def plant(values: Tensor, scale: Any, noise: SecretStream) -> Tensor:
+            return bare(values) if next(calls) % max(clients, 2) == 1 else add(values, scale, noise)
 
         return plant
 
@@ -173,9 +176,9 @@ def noise_left_out(clients: int) -> Patches:
 
 
 def by_batch_size(change: Callable[[Tensor, Tensor, int], Tensor]) -> Patches:
-    """A mistake that depends on how many units were sampled.
+    """An output that depends on the number of sampled units.
 
-    ``change``: from the sum, the sum with noise and that number to what is sent.
+    change: gives the output, from the sum, the sum with noise and that number.
     """
     size = 0
 
@@ -197,7 +200,10 @@ def full_batches() -> Patches:
 
 
 def clip_factors(change: Callable[[Tensor, float], Tensor]) -> Patches:
-    """Other factors than those of the clip; ``change`` gets the norms of a batch, and C."""
+    """Other factors than those of the clip.
+
+    change: gives the factors, from the norms of a batch and C.
+    """
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, *, wide: bool = False) -> Tensor:
         rows = torch.cat([block.flatten(1) for block in gradients], 1)
@@ -230,7 +236,10 @@ def rotated_part_doubled() -> Patches:
 
 
 def batches(change: Callable[[Tensor, int, float], Tensor]) -> Patches:
-    """Another batch than the sampled one; ``change`` gets that, the number of units, and q."""
+    """Another batch than the sampled one.
+
+    change: gives the batch, from the sampled one, the number of units and q.
+    """
 
     def plant(count: int, sample_rate: float, sampler: SecretStream) -> Tensor:
         return change(poisson_batch(count, sample_rate, sampler), count, sample_rate)
@@ -239,7 +248,7 @@ def batches(change: Callable[[Tensor, int, float], Tensor]) -> Patches:
 
 
 def batch_reused() -> Patches:
-    """The first batch of each size of data is that of all rounds."""
+    """The first batch is that of all rounds, for each number of units and rate."""
     first: dict[tuple[int, float], Tensor] = {}
     return batches(lambda batch, count, q: first.setdefault((count, q), batch))
 
@@ -258,17 +267,17 @@ def batches_in_order() -> Patches:
 def noise_twice(clients: int) -> Patches:
     """Each draw of a client is used in two outputs, one after the other."""
 
-    def change(add: Noise, bare: AddNoise) -> Noise:
-        drawn: dict[tuple[int, int], Tensor] = {}
+    def change(add: AddNoise, bare: Bare) -> AddNoise:
+        unused: dict[tuple[int, int], Tensor] = {}
         calls = count()
 
-        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
-            # within one output the same noise twice would be more of it
-            place = (next(calls) % clients, len(values))
-            used = drawn.pop(place, None)
-            if used is None:
-                used = drawn[place] = add(torch.zeros_like(values), how, noise)
-            return bare(values) + used
+        def plant(values: Tensor, scale: Any, noise: SecretStream) -> Tensor:
+            # A draw for each client of an output: the same noise twice in one output would add up.
+            client = (next(calls) % clients, len(values))
+            draw = unused.pop(client, None)
+            if draw is None:
+                draw = unused[client] = add(torch.zeros_like(values), scale, noise)
+            return bare(values) + draw
 
         return plant
 
@@ -276,7 +285,7 @@ def noise_twice(clients: int) -> Patches:
 
 
 def noise_in_16_bits() -> Patches:
-    """Noise of 16 bits, added to a sum of 32: the last digits of an output are the sum's."""
+    """Noise of 16 bits, added to a sum of 32 bits: the last digits of an output are the sum's."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         return total + add_noise(torch.zeros_like(total), mechanism, noise).half().to(total)
@@ -285,27 +294,28 @@ def noise_in_16_bits() -> Patches:
 
 
 def noise_clamped() -> Patches:
-    """Noise that ends at three deviations: who is far beyond them is known to have taken part."""
+    """Noise that ends at three deviations: an output beyond them shows that a unit took part."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        drawn = add_noise(torch.zeros_like(total), mechanism, noise)
-        most = 3 * drawn.std(correction=0)
-        return total + drawn.clamp(-most, most)
+        draw = add_noise(torch.zeros_like(total), mechanism, noise)
+        most = 3 * draw.std(correction=0)
+        return total + draw.clamp(-most, most)
 
     return {"add_noise": plant}
 
 
 def noise_permuted() -> Patches:
-    """The second half of the noise is the first half in another order: differences of pairs are
-    without any.
+    """The second half of the noise is the first half in another order.
+
+    Differences of pairs of coordinates then have no noise.
     """
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        drawn = add_noise(torch.zeros_like(total), mechanism, noise)
-        half = len(drawn) // 2
+        draw = add_noise(torch.zeros_like(total), mechanism, noise)
+        half = len(draw) // 2
         order = torch.randperm(half, generator=torch.Generator().manual_seed(half))
-        drawn[-half:] = drawn[:half][order.to(drawn.device)]
-        return total + drawn
+        draw[-half:] = draw[:half][order.to(draw.device)]
+        return total + draw
 
     return {"add_noise": plant}
 
@@ -405,7 +415,7 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
         "gaussian": lambda total, std, noise: gaussian(2 * total, std, noise)
     },
 }
-"""All mistakes by name: from the number of clients in one output to what is replaced."""
+"""All mistakes by name; each is made from the number of clients in one output."""
 ONLY_GAUSSIAN = (
     "empty-batch-skipped",
     "divisor-from-data",
@@ -414,14 +424,17 @@ ONLY_GAUSSIAN = (
     "noise-permuted",
     "rounded-before-noise",
 )
+"""Mistakes in Gaussian noise; secure sums have discrete noise."""
 ONLY_SUMS = ("shares-for-all", "readers-not-counted", "rotation-doubles", "rotated-part-doubled")
-ONLY_DRAWN = (
+"""Mistakes of secure sums."""
+ONLY_SAMPLED = (
     "full-batches",
     "batch-reused",
     "batches-in-order",
     "doubled-rate",
     "one-draw-for-all",
 )
+"""Mistakes that need a sample rate below 1."""
 NEEDS: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
     **dict.fromkeys(
         ("no-clip-in-passes", "neighbour-in-pass"),
@@ -446,7 +459,7 @@ NEEDS: dict[str, tuple[Callable[[AuditSetting], bool], str]] = {
         "local_steps=1",
     ),
 }
-"""What a setting must have for a mistake, and how to say it."""
+"""What a setting must have for a mistake: a test of the setting, and the words for it."""
 
 
 def refuse_plant(name: str | None, setting: AuditSetting) -> None:
@@ -473,7 +486,7 @@ def refuse_plant(name: str | None, setting: AuditSetting) -> None:
         is_possible, what = NEEDS[name]
         if not is_possible(setting):
             raise ValueError(f"--plant {name} is a mistake of {what}")
-    if name in ONLY_DRAWN and stated.sample_rate == 1:
+    if name in ONLY_SAMPLED and stated.sample_rate == 1:
         raise ValueError(
             f"--plant {name} changes nothing at sample rate 1, where every unit is in every step"
         )
@@ -492,7 +505,8 @@ def refuse_plant(name: str | None, setting: AuditSetting) -> None:
 def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
     """Inside, the mechanism has the named mistake; None plants nothing.
 
-    ``clients``: their number in one output. Raises ValueError for an unknown name.
+    clients: their number in one output.
+    Raises ValueError for an unknown name.
     """
     if name is None:
         yield

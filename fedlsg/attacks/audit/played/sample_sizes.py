@@ -1,5 +1,4 @@
-"""How many outputs and canaries does a unit-mode audit need? Enough to find the smallest mistakes
-that it looks for.
+"""How many outputs and canaries a unit-mode audit needs to find the smallest mistakes.
 
 All numbers follow from an ``AuditSetting``; nothing is measured here. A test accuses correct code
 with probability FALSE_ALARM, and misses a mistake of the size named below with probability MISSED.
@@ -101,8 +100,7 @@ def canary_variance(setting: AuditSetting) -> float:
 
 
 def canaries_of_series(setting: AuditSetting, count: int) -> list[int]:
-    """How many canaries are in each series of outputs: as few series as hold ``count``, equally
-    full.
+    """Canaries in each series of outputs: as few series as hold ``count``, equally full.
 
     A series is one client (or one sum) through all rounds. Its canaries are orthogonal; half of the
     frame's directions stay free.

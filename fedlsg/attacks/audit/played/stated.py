@@ -1,5 +1,4 @@
-"""What an output must hide: from what the user states, and from who reads it. A second opinion, in
-code of its own.
+"""What an output must hide, by the user's claim and by who reads it: an independent computation.
 
 Nothing here comes from the plan that is audited: no accountant, mechanism or ledger is imported.
 A plan with noise for the wrong number of clients, or at the wrong epsilon, is contradicted here.
@@ -32,25 +31,32 @@ LEAST_NOISE_ERROR = 1e-3
 """Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because
 of it.
 """
-CELLS, MOST_CELLS = 40, 2**22
-"""Cells of the loss grid in one deviation of L, and its largest size."""
-MAX_TILT, NEGLIGIBLE_CHANCE = 200.0, 1e-18
-"""Largest theta, and a probability that counts as none."""
+CELLS = 40
+"""Cells of the loss grid in one deviation of L."""
+MOST_CELLS = 2**22
+"""Cells of the loss grid, at most."""
+MAX_TILT = 200.0
+"""Largest theta of a tilted law."""
+NEGLIGIBLE_CHANCE = 1e-18
+"""A smaller probability counts as 0 for the reach of the grid."""
 GRID_DEVIATIONS = 14.0
 """Deviations of the noise, and of the loss, that the grids reach."""
 MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 1e-3, 1e6
-"""Noise multipliers that are searched."""
+"""The range of noise multipliers that are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
     """The threat model and the claim, as a user states them.
 
-    ``clients``: K.
-    ``min_survivors``: m.
-    ``colluders``: t.
-    ``epsilon`` at ``delta``: claimed for ``steps`` releases, in each of which a unit takes part
-        with probability ``sample_rate``.
+    trust: whom a client trusts.
+    unit: of privacy.
+    clients: K.
+    min_survivors: m.
+    colluders: t.
+    epsilon, delta: claimed for ``steps`` releases.
+    sample_rate: probability with which a unit takes part in a release.
+    steps: number of releases.
     Raises ValueError without a claim, or without a client whose noise is unknown to the readers.
     """
 
@@ -79,8 +85,9 @@ class Stated:
 
     @property
     def readers(self) -> int:
-        """t: clients whose noise the reader knows. Of a sum at least one: each client gets the
-        weights.
+        """t: clients whose noise the reader knows.
+
+        Of a sum at least one: each client gets the weights.
         """
         if self.trust == "secure":
             return max(1, self.colluders)
@@ -115,9 +122,9 @@ class Stated:
 
 @lru_cache(maxsize=64)  # by its arguments alone: never stale
 def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """The least noise multiplier at which T releases are (epsilon, delta)-private, less its own
-    error, by bisection.
+    """The least noise multiplier at which T releases are (epsilon, delta)-private.
 
+    By bisection, less its own error.
     Raises ValueError where no multiplier that is searched is enough.
     """
     low, high = math.log(MIN_NOISE_MULTIPLIER), math.log(MAX_NOISE_MULTIPLIER)
@@ -134,9 +141,9 @@ def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) ->
 
 
 def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps: int) -> float:
-    """delta at epsilon of T Poisson-subsampled Gaussian releases, the larger of adding and removing
-    one unit.
+    """delta at epsilon of T Poisson-subsampled Gaussian releases.
 
+    The larger one of adding and removing a unit.
     q = 1 in closed form (Balle and Wang 2018, Theorem 8), at mu = sqrt(T) / sigma. Else the law of
     L on a grid, to the T-th power by Fourier: an estimate, and no bound.
     """
@@ -158,9 +165,9 @@ def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps:
 def _composed(
     loss: Float[np.ndarray, " n"], law: Float[np.ndarray, " n"], steps: int, epsilon: float
 ) -> float:
-    """E[(1 - e^(epsilon - S))_+] for the sum S of T losses with this law, on a grid around its
-    mean.
+    """E[(1 - e^(epsilon - S))_+] for the sum S of T losses with this law.
 
+    Computed on a grid around the mean of S.
     The law is tilted by e^(theta L) first, so that S is near epsilon: the Fourier transform has
     absolute errors, which would hide a small delta.
     """

@@ -1,5 +1,4 @@
-"""The unit mode of the audit: canary units through every round of a schedule, in one frame, on
-shipped code.
+"""The unit mode of the audit: canary units through all rounds of a schedule, on shipped code.
 
 A unit is an example, or at client level a client. The auditor may do the most that the claim
 allows: it chooses the gradients (or updates), sees every output of ``outputs`` before anything is
@@ -41,9 +40,7 @@ from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
-"""Outputs without anything but noise: of so many units that have gradients, or updates, of
-zeros.
-"""
+"""Numbers of silent units, whose gradients or updates are zeros: their outputs are noise alone."""
 ALIKE_ROUNDS = 16
 """Outputs with equal units, for ``check_equal_units``."""
 
@@ -164,21 +161,21 @@ Outputs = dict[str, Float[np.ndarray, "rounds kept"]]
 
 
 def silence(setting: AuditSetting, seed: int | None, tick: Tick) -> tuple[Outputs, Outputs]:
-    """Outputs of silent units by name; of a secure sum also as they are on the grid.
+    """Outputs of silent units by name; those of a secure sum also before the rotation is undone.
 
-    There is noise seen that was drawn once: after each round's own rotation it looks fresh.
+    There a noise that was drawn once and used again can be seen: after each round's own rotation
+    it looks fresh.
     """
-    values, grids, times = Outputs(), Outputs(), silent_rounds(setting)
+    values, grids, rounds = Outputs(), Outputs(), silent_rounds(setting)
     for name, count in SILENT.items():
         count = min(count, max_units(setting) or count)
-        what = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
+        units = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
         zeros = torch.zeros(count, setting.frame.kept)
-        outputs = rounds_of(setting, zeros, what, seed, times, tick)
-        values[what] = values_of(outputs).numpy()
+        outputs = rounds_of(setting, zeros, units, seed, rounds, tick)
+        values[units] = values_of(outputs).numpy()
         if setting.sums is not None:
-            grids[what] = torch.stack(
-                [output.grid for output in outputs if output.grid is not None]
-            ).numpy()
+            grid = [output.grid for output in outputs if output.grid is not None]
+            grids[units] = torch.stack(grid).numpy()
     return values, grids
 
 
@@ -204,8 +201,9 @@ def values_of(outputs: list[Output]) -> Float[Tensor, "rounds kept"]:
 def along(
     outputs: Float[Tensor, "rounds kept"], clipped: Float[Tensor, "m kept"]
 ) -> Float[Tensor, "rounds m"]:
-    """Each output's component along each canary, in units of what the canary adds when it takes
-    part.
+    """The component of each output along each canary.
+
+    In units of what the canary adds when it takes part.
     """
     products: Tensor = (outputs @ clipped.T).double()
     return products / clipped.double().square().sum(1)
@@ -218,9 +216,9 @@ def log_ratios(
     noise_std: float,
     sample_rate: float,
 ) -> Float[Tensor, " m"]:
-    """Score of each canary, in against out, from the claimed parameters: its log likelihood ratio
-    over all rounds.
+    """Log likelihood ratio of each canary, in against out, over all rounds.
 
+    By the claimed parameters.
     lengths: of what each canary adds: one for all rounds, or one for each.
 
     With s = length / noise_std the component y is N(b, 1 / s^2) where b says whether the canary

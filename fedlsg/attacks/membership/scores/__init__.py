@@ -1,5 +1,6 @@
-"""One kind of attack a file, with ``ATTACKS``: name, score, needs. A new file here is a new attack;
-nothing else is.
+"""Membership attacks, one kind in each file: its ``ATTACKS`` have name, score and needs.
+
+A new file here is a new attack; nothing else has to change.
 """
 
 from functools import cache
@@ -11,8 +12,9 @@ from fedlsg.attacks.membership.answers import Attack
 
 @cache
 def membership_attacks() -> tuple[Attack, ...]:
-    """Every attack, first those that need no shadow model. Raises ValueError for a name that two
-    attacks have.
+    """Every attack, first those that need no shadow model.
+
+    Raises ValueError for a name that two attacks have.
     """
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
     attacks = [attack for module in modules for attack in module.ATTACKS]

@@ -42,9 +42,9 @@ def lira_offline(
     shadows: Float[np.ndarray, "models examples"],
     inside: Bool[np.ndarray, "models examples"],
 ) -> Scores:
-    """log P[shadow without the example is less sure than the target], by a fitted Gaussian; higher
-    for members.
+    """log P[a shadow without the example is less sure than the target]; higher for members.
 
+    By a fitted Gaussian.
     Shadows that were trained with the example, as ``inside`` says, are left out.
     """
     _check_shadows(target, shadows, ~inside)
@@ -57,8 +57,9 @@ def fit_gaussians(
     chosen: Bool[np.ndarray, "models examples"],
     fixed: bool,
 ) -> tuple[Scores, Scores]:
-    """Mean and deviation of each example's chosen values; one pooled deviation for all where
-    ``fixed``.
+    """Mean and deviation of each example's chosen values.
+
+    One pooled deviation for all if ``fixed``.
     """
     count = chosen.sum(0)
     mean = np.where(chosen, shadows, 0).sum(0) / count

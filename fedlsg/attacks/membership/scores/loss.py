@@ -33,9 +33,9 @@ def loss_threshold(
     other_losses: Float[Tensor, " m"],
     generator: torch.Generator,
 ) -> LossThreshold:
-    """The paper's protocol on losses of training examples and of others; the larger group is cut
-    down at random.
+    """The paper's protocol, on losses of training examples and of other examples.
 
+    The larger group is cut to the size of the smaller one at random.
     Raises ValueError for fewer than two of a kind, or a NaN.
     """
     count = min(len(member_losses), len(other_losses))
@@ -57,8 +57,9 @@ def loss_threshold(
 
 
 def best_threshold(members: Float[np.ndarray, " n"], others: Float[np.ndarray, " n"]) -> float:
-    """The loss below or at which to say "member", most often right; the lowest of several, -inf for
-    "never".
+    """The threshold with the most right answers, "member" at or below it.
+
+    The lowest of equally good ones; -inf stands for "never".
     """
     tried = np.concatenate([[-np.inf], np.unique(np.concatenate([members, others]))])
     right = np.searchsorted(np.sort(members), tried, "right") - np.searchsorted(

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.gradients.calls import recurrent, registry
 from fedlsg.gradients.calls.registry import BUILT_IN
-from fedlsg.gradients.formulas import embedding_rows
+from fedlsg.gradients.formulas import call_formulas
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError, trainable
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
@@ -95,7 +95,7 @@ def test_the_same_on_cuda(case):
 
 def test_a_gradient_of_another_example_is_caught(monkeypatch):
     """Negative controls of the oracle."""
-    honest, step = embedding_rows.rms_norm, recurrent._step
+    honest, step = call_formulas.rms_norm, recurrent._step
     monkeypatch.setattr(
         recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state)
     )

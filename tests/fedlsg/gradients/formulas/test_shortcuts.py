@@ -108,7 +108,7 @@ def error_under_a_long_bias() -> tuple[list[bool], float]:
 
 
 def test_negative_control_the_carriers_alone_do_not_tell(monkeypatch):
-    monkeypatch.setattr(planning, "bias_lost", lambda bias, A: 0.0)
+    monkeypatch.setattr(planning, "bias_error", lambda bias, A: 0.0)
     used, found = error_under_a_long_bias()
     assert used == [True, False, True]
     assert found > 100 * TOLERANCE

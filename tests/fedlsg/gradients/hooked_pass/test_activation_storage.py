@@ -11,14 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_pass.activation_storage
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
-from fedlsg.gradients.hooked_pass import activation_storage
-from fedlsg.gradients.hooked_pass.activation_storage import (
-    ActivationStorage,
-    Rematerialization,
-    Rematerialized,
-)
+from fedlsg.gradients.hooked_pass import activation_storage, rematerialization
+from fedlsg.gradients.hooked_pass.activation_storage import ActivationStorage
+from fedlsg.gradients.hooked_pass.rematerialization import Rematerialization, Rematerialized
 from fedlsg.gradients.isolation import per_example_gradients
 from tests.fedlsg.gradients.hooked_pass.test_precision import STORED
 from tests.fedlsg.gradients.test_per_example_pass import failing_loss, state
@@ -111,7 +107,7 @@ def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_a
     activation, monkeypatch
 ):
     """64 values of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(activation_storage, "REMATERIALIZED_FROM", 64)
+    monkeypatch.setattr(rematerialization, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [
@@ -228,7 +224,7 @@ HELD = {
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.hooked_pass.activation_storage, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(rematerialization, "REMATERIALIZED_FROM", 1)
 
 
 def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rematerialized]:
@@ -253,7 +249,7 @@ def test_gradients_are_the_same_bits(case, sparsity, monkeypatch):
     made = rebuilt_values(monkeypatch)
     got = per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert bool(made) == (case in REBUILT)
-    monkeypatch.setattr(Rematerialization, "of", lambda self, x: None)
+    monkeypatch.setattr(Rematerialization, "value_of", lambda self, x: None)
     kept = per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert all(torch.equal(a, b) for a, b in zip(got, kept, strict=True))
     assert error(got, naive(model, cross_entropy, inputs, targets, frame)) < TOLERANCE

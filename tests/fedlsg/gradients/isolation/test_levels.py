@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlsg.gradients.isolation.alone as alone
+import fedlsg.gradients.isolation.loss_on_rows as loss_on_rows
 import fedlsg.gradients.isolation.passes as passes
 import fedlsg.gradients.isolation.trial as trial
 import fedlsg.gradients.isolation.vmapped as vmapped
@@ -756,7 +757,7 @@ def test_negative_control_a_loss_that_keeps_in_backward_is_a_way(monkeypatch):
     def nothing(*used, together=False):
         yield lambda: False
 
-    monkeypatch.setattr(vmapped, "forgetting", nothing)
+    monkeypatch.setattr(loss_on_rows, "forgetting", nothing)
     monkeypatch.setattr(passes, "forgetting", nothing)
     assert flipped() > 0.1
 

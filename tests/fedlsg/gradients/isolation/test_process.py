@@ -250,7 +250,7 @@ def test_one_example_moves_a_step_by_one_clip_norm(name):
         assert FORM(true_epsilon.FORMS)[name]().startswith("right")
 
 
-@pytest.mark.parametrize("read", [repr, torch._C._functorch.get_unwrapped, *batched.OUT])
+@pytest.mark.parametrize("read", [repr, torch._C._functorch.get_unwrapped, *batched.UNWRAP_NAMES])
 def test_what_leaves_vmap_is_refused_inside(read):
     def of_one(x):
         way = getattr(torch._C._functorch, read) if isinstance(read, str) else read
