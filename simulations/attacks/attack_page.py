@@ -441,10 +441,12 @@ def caption(points: Sequence[Best]) -> str:
 def _sigma_positions(sigmas: Sequence[float]) -> dict[float, float]:
     """Positions on a logarithmic axis: no noise is left of the least sigma, at a quarter of it.
 
+    On a long axis it is further left, by a fifth of the length, to make room for its label.
+
     sigmas: ascending and different.
     """
-    least = min(sigma for sigma in sigmas if sigma)
-    return {sigma: sigma or least / 4 for sigma in sigmas}
+    least, most = min(sigma for sigma in sigmas if sigma), sigmas[-1]
+    return {sigma: sigma or least / max(4, (most / least) ** 0.2) for sigma in sigmas}
 
 
 def _sigma_axis(position: Mapping[float, float]) -> Axis:
