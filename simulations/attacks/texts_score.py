@@ -64,6 +64,7 @@ def score_texts(
     true_tokens = truth.flatten().tolist()
     pairs = zip(paired.tolist(), truth.tolist(), strict=True)
     return ScoredText(
+        **guess_fields(name, guess, seconds),
         recognitions=judge(bags(tokens, ignored), guess.unexplained),
         tokens=paired,
         recall=token_recall(paired.flatten().tolist(), true_tokens, ignored=ignored),
