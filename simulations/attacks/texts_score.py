@@ -16,7 +16,13 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
-from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures
+from fedlsg.simulations.attacks.findings import (
+    FORMS,
+    Outcome,
+    Score,
+    common_figures,
+    guess_fields,
+)
 from fedlsg.simulations.attacks.texts_known import Judge, bags
 from fedlsg.simulations.report.pages.table import Column
 
