@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedlsg.carriers.probe import Basis, flatten
@@ -111,7 +111,7 @@ def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
 
 def read_state(content: RecordDict) -> dict[str, Tensor]:
     """The vectors of the ``state`` record; empty without one."""
-    record = content.array_records.get("state") or {}
+    record: Mapping[str, Array] = content.array_records.get("state") or {}
     return {name: torch.from_numpy(read_array(array)) for name, array in record.items()}
 
 
