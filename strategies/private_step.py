@@ -47,7 +47,7 @@ from fedlsg.strategies.method_settings_typed import StepSettings
 from fedlsg.strategies.own_loop.examples import check_start
 from fedlsg.strategies.own_loop.groups import persons_of, unit_of_groups
 from fedlsg.strategies.own_loop.loop_account import (
-    WAY,
+    SAME_LEDGER,
     LoopAccount,
     Spending,
     check_spending,
@@ -232,7 +232,7 @@ class PrivateStep:
             private=self.method.mechanism.private and not reproducible,
         )
         learn_weights()
-        self._account.writer.check(model, WAY)
+        self._account.writer.check(model, SAME_LEDGER)
         check_start(model, self.method, example)
         self._state = state_of(
             model,
@@ -427,7 +427,7 @@ class PrivateStep:
         Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and
         for trainable parameters that are not those of the start: nothing was charged or drawn.
         """
-        self._account.writer.check(self.model, WAY)
+        self._account.writer.check(self.model, SAME_LEDGER)
         rows = self._rows = self._made_by(batch)
         self._rounds.batched = self.batched
         self._rehearsals.before(rows, groups, self._terms)

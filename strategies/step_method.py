@@ -26,7 +26,7 @@ from fedlsg.strategies import (
     recipe,
     with_own,
 )
-from fedlsg.strategies.own_loop.examples import own_source
+from fedlsg.strategies.own_loop.examples import source_of_function
 from fedlsg.strategies.own_loop.loop_account import Spending
 from fedlsg.strategies.own_loop.user_inputs import Optimizers, make_own
 from fedlsg.tensors import each
@@ -176,7 +176,7 @@ def state_of(
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise ValueError(f"expected a seed from 0 to 2**63 - 1, a whole number, got {seed=!r}")
     prepare_model(model, method.carrier, classifier=classifier, seed=seed)
-    source = None if probe is None else own_source(probe, model, loss)
+    source = None if probe is None else source_of_function(probe, model, loss)
     public = PublicState.start(
         model, method, schedule, seed=seed, classifier=classifier, source=source
     )

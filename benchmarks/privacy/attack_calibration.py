@@ -35,10 +35,10 @@ from fedlsg.simulations.attacks.images_score import (
     PublicImages,
     Scored,
     public_images,
-    scored,
+    score_images,
 )
 from fedlsg.simulations.attacks.observations import open_record
-from fedlsg.simulations.attacks.recording import recorded
+from fedlsg.simulations.attacks.recording import find_or_record
 from fedlsg.simulations.attacks.target import Options, attack_each
 from fedlsg.simulations.workloads import load
 from fedlsg.state import PublicState
@@ -166,7 +166,7 @@ def score(name: str, guess: Guess, batch: tuple[Tensor, Tensor]) -> Scored:
     known = Knowledge(labels=labels.sort().values, examples=len(labels))
     blind = blind_guess(PRIOR, known).inputs
     verdicts = PUBLIC.judge(images.float(), labels, len(labels))
-    return scored(name, guess, images, blind, PRIOR, 0.0, verdicts)
+    return score_images(name, guess, images, blind, PRIOR, 0.0, verdicts)
 
 
 def attack(name: str, seen: Observation, batch: tuple[Tensor, Tensor], seed: int) -> Scored:
@@ -356,7 +356,7 @@ def text_leaks() -> Lines:
         batches=(1,), examples=TEXTS, attacks="span", naive=False, seconds=60.0, seed=0
     )
     with TemporaryDirectory() as folder:
-        path = recorded(settings, Path(folder) / "texts", Console(quiet=True), "cpu")
+        path = find_or_record(settings, Path(folder) / "texts", Console(quiet=True), "cpu")
         record = open_record(path, ThreatModel())
         found = attack_each(Texts(record), record, ThreatModel(), options, lambda *_: None)
     for (made,) in found.results:

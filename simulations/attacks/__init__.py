@@ -1,7 +1,7 @@
 """``fedlsg attack``: what does an adversary recover from recorded updates?
 
 Results are shown next to blind guesses, which are made without the updates. This file is the
-command; the parts are
+command. The parts are:
 
 observations   what a run recorded
 recording      runs that are made to be attacked
@@ -63,9 +63,9 @@ from fedlsg.simulations.workloads import own
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
 MAX_NAMED_RUNS = 4
-"""More runs than these are not named in the first line of the page."""
+"""The first line of a page names no more runs than this; of more it has their number."""
 IN_LABELS = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
-"""Settings that distinguish runs of one method in labels, and what labels call them."""
+"""Settings that distinguish runs of one method in labels, and their words in labels."""
 
 
 def attack_command(
@@ -82,16 +82,19 @@ def attack_command(
     device: Device = "auto",
     out: str | None,
 ) -> None:
-    """Attack runs, print what was found, and write attack.json and attack.html.
+    """Attack runs, print the results, and write attack.json and attack.html.
 
     runs: directories of runs that recorded their updates.
     compare: methods with commas: in place of ``runs``, a short run of each is recorded.
     given: settings of the runs that are recorded.
     threat: what the adversary sees and knows.
+    options: how runs are attacked.
     record: in place of each of ``runs``, a short run like it is recorded, with one example a batch.
-    sparsities, sigmas: numbers with commas; ``compare`` records a run for each.
-    device: of the matching attacks, and of the runs that are recorded.
-    out: the folder of the page. Next to pages of other questions its name is attack-2 and so on.
+    sparsities: numbers with commas; ``compare`` records a run for each.
+    sigmas: numbers with commas; ``compare`` records a run for each.
+    device: of the runs that are recorded.
+    out: the folder of the page; None: see ``output_folder``.
+
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a
     threat model that is impossible for the run.
     """
@@ -119,7 +122,7 @@ def attack_command(
             record_like(
                 run, given, folder / name, console, device, check, examples=options.examples
             )
-            for run, name in folder_names(runs)
+            for run, name in with_folder_names(runs)
         ]
     else:
         recorded = [Recorded(path=run) for run in runs]
@@ -134,7 +137,7 @@ def attack_command(
     findings = attack_records(records, threat, options, console)
     names = f"{len(findings)} runs"
     if len(findings) <= MAX_NAMED_RUNS:
-        names = " | ".join(found.label for found in findings)
+        names = " | ".join(run.label for run in findings)
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"
     question = question_of(
         runs,
@@ -154,7 +157,7 @@ def attack_command(
 def attack_records(
     records: Sequence[Record], threat: ThreatModel, options: Options, console: Console
 ) -> list[Findings]:
-    """What attacks find on each run, with a bar of progress."""
+    """The findings of each run, with a progress bar."""
     findings = []
     # a closed form takes no time, and a search ends when it converges: progress is not even
     with bar(console, "attacking", even=False) as tick:
@@ -163,8 +166,8 @@ def attack_records(
             def tick_part(share: float, text: str, number: int = number) -> None:
                 tick((number + share) / len(records), text)
 
-            found = attack_one(record, threat, options, tick_part)
-            findings.append(replace(found, label=label(record, records)))
+            of_run = attack_one(record, threat, options, tick_part)
+            findings.append(replace(of_run, label=label(record, records)))
     return findings
 
 
@@ -180,7 +183,10 @@ def options_of(
 ) -> Options:
     """The options of a command line. Raises ValueError for a number out of range.
 
-    ``batches``: sizes with commas; None: the smallest that a run has.
+    batches: sizes with commas; None: the smallest that a run has.
+    images: about how many examples are attacked.
+
+    The others are as in ``Options``.
     """
     return Options(
         batches=None if batches is None else tuple(numbers("--batch", batches, int)),
@@ -196,8 +202,9 @@ def options_of(
 def check_subjects(
     runs: Sequence[str], compare: str | None, given: Mapping[str, Any], *, record: bool = False
 ) -> None:
-    """Raise ValueError unless there are either runs, or methods to compare, and for settings of
-    runs that are recorded already.
+    """Raise ValueError unless there are either runs, or methods to compare.
+
+    Also for settings next to runs that are recorded already.
     """
     if bool(runs) == bool(compare):
         raise ValueError(
@@ -214,8 +221,8 @@ def check_subjects(
         )
 
 
-def folder_names(runs: Sequence[str]) -> list[tuple[str, str]]:
-    """Each run, and the name of the folder that the short run like it is recorded in."""
+def with_folder_names(runs: Sequence[str]) -> list[tuple[str, str]]:
+    """Each run, and the name of the folder for the short run like it."""
     if len(runs) == 1:
         return [(runs[0], "recorded")]
     pairs = []
@@ -228,10 +235,10 @@ def folder_names(runs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def warn_of_large_batches(record: Record, options: Options, console: Console) -> None:
-    """Print what to do if even the smallest recorded batch is too large to say much."""
+    """Print a warning with a remedy if even the smallest recorded batch is large."""
     if options.batches is not None or record.base.settings.trust != "client":
         return
-    sizes = [size for of_client in batch_sizes(record).values() for size in of_client.values()]
+    sizes = [size for of_round in batch_sizes(record).values() for size in of_round.values()]
     smallest = min((size for size in sizes if size), default=0)
     if smallest > LARGE_BATCH:
         print_line(
@@ -244,15 +251,15 @@ def warn_of_large_batches(record: Record, options: Options, console: Console) ->
 
 
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
-    """What attacks find on one run, of images or texts.
+    """The findings of one run, of images or texts.
 
-    Raises ValueError for an attack of the other kind.
+    Raises ValueError for the name of an attack that does not exist for them.
     """
     return findings_of(attack_each(kind_of(record), record, threat, options, tick))
 
 
 def kind_of(record: Record) -> Kind:
-    """The attacks on images, or on texts, with what is public of those of the run.
+    """The attacks on images, or on texts, with the public examples of the run's workload.
 
     Raises ValueError for texts without a tokenizer.
     """
@@ -270,7 +277,7 @@ def kind_of(record: Record) -> Kind:
 
 
 def check_of(threat: ThreatModel, options: Options) -> Check:
-    """The check of a run before it is recorded: nothing is refused after the work is done."""
+    """A check of a run before it is recorded, so that no attack is refused after the recording."""
 
     def check(base: Base) -> None:
         check_replayed(base)
@@ -283,7 +290,7 @@ def check_of(threat: ThreatModel, options: Options) -> Check:
 
 
 def is_text(workload: LoadedWorkload) -> bool:
-    """Whether the inputs are tokens."""
+    """Whether the inputs of a workload are tokens."""
     inputs, _ = workload.test.batch(torch.tensor([0]))
     return isinstance(inputs, dict) and "input_ids" in inputs
 
@@ -299,20 +306,23 @@ def label(record: Record, records: Sequence[Record]) -> str:
         name for name in IN_LABELS if len({setting_words(other, name) for other in same_method}) > 1
     ]
 
-    def words_of(other: Record) -> str:
+    def short_label(other: Record) -> str:
         return ", ".join([method, *(setting_words(other, name) for name in differing)])
 
-    words = words_of(record)
-    is_unique = [words_of(other) for other in same_method].count(words) == 1
-    return words if is_unique else f"{words} ({record.run.path.name})"
+    short = short_label(record)
+    is_unique = [short_label(other) for other in same_method].count(short) == 1
+    return short if is_unique else f"{short} ({record.run.path.name})"
 
 
 def setting_words(record: Record, name: str) -> str:
     """A setting of a run in a few words, such as "rank 8"."""
-    s = record.base.settings
-    if name == "noise_multiplier" and not record.base.method.mechanism.adds_noise:
-        return "no noise"
-    value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
+    settings = record.base.settings
+    if name == "noise_multiplier":
+        if not record.base.method.mechanism.adds_noise:
+            return "no noise"
+        value = settings.noise_multiplier
+    else:
+        value = settings.parameters.get(name)
     word = IN_LABELS[name]
     return f"{word} {value:.3g}" if isinstance(value, int | float) else f"no {word}"
 
@@ -320,18 +330,19 @@ def setting_words(record: Record, name: str) -> str:
 def show(findings: Sequence[Findings], console: Console, *, paired: bool = False) -> None:
     """Print the table, the facts and the verdict of each run.
 
-    Of several runs, what the columns mean and a table of all runs follow.
+    For several runs, notes on the columns and a table of all runs follow. paired: whether they have
+    the same examples.
     """
     is_single = len(findings) == 1
-    for found in findings:
-        note = found.table.note if is_single else ""
-        print_table(replace(found.table, title=found.label, note=note), console)
-        for line in refusals(found):
+    for run in findings:
+        note = run.table.note if is_single else ""
+        print_table(replace(run.table, title=run.label, note=note), console)
+        for line in refusals(run):
             print_note(line, console)
-        console.print(facts_shown(found.facts), highlight=False)
-        print_line(found.verdict, console, "bold")
+        console.print(facts_shown(run.facts), highlight=False)
+        print_line(run.verdict, console, "bold")
     if not is_single:
         console.print()
-        for note in dict.fromkeys(found.table.note for found in findings):
+        for note in dict.fromkeys(run.table.note for run in findings):
             print_note(note, console)
         print_table(replace(in_short(findings, paired=paired), title="All runs"), console)

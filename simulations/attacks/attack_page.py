@@ -1,7 +1,7 @@
-"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private
-examples. Of two settings on the same examples they are before-after.json and before-after.html.
+"""The files of ``fedlsg attack``: attack.json and attack.html, with private examples in both.
 
-Of several runs also curves: what the strongest attack reconstructs over sparsity and over noise.
+Two runs on the same examples have before-after.json and before-after.html. Several runs have
+curves, too: the gain of the strongest attack over sparsity and over noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,22 +42,23 @@ WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. "
     "It was made in a simulation, to judge a method. Do not publish it if the data are not public."
 )
-SECRET = "all numbers of the attacks, with the training examples that they recovered"
-UNPAIRED = (
+DATA_NOTE = "all numbers of the attacks, with the training examples that they recovered"
+UNPAIRED_NOTE = (
     "Each run drew batches of its own, so that two runs are attacked on different examples: "
     "compare their intervals. Attacks on one run are paired: they have the same examples and the "
     "same blind guess."
 )
-PAIRED = "Both runs have the same examples and weights."
-LIMITS = (
+PAIRED_NOTE = "Both runs have the same examples and weights."
+LIMITS_NOTE = (
     "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on "
     "what it covers."
 )
 
 
 def output_folder(runs: Sequence[str], out: str | None) -> Path:
-    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a
-    file.
+    """The folder of the files: ``out``, else the only run, else ``attack/``.
+
+    Raises ValueError for a file, and for a folder that is not writable.
     """
     path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
     if path.is_file():
@@ -68,7 +69,13 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two runs on the very same examples: what is above their numbers. numbers: for attack.json."""
+    """The part of a page about two runs on the very same examples.
+
+    headline: the verdict.
+    badge: the verdict in a few words, and its colour.
+    parts: above the numbers of each run.
+    numbers: for before-after.json.
+    """
 
     headline: str
     badge: tuple[str, Badge]
@@ -85,58 +92,70 @@ def write(
     lead: str,
     pair: Pair | None = None,
 ) -> list[str]:
-    """attack.html and attack.json, and the curves of several runs as attack-curves.png, each
-    replaced whole; ``question``: see ``file_stem``. ``pair``: of two runs on the same examples,
-    then they are before-after.html and before-after.json. Returns their names.
+    """Write the page, its numbers and the curves of several runs; return the names of the files.
+
+    They are attack.html, attack.json and attack-curves.png, each replaced whole.
+
+    question: see ``file_stem``.
+    lead: the first line of the page.
+    pair: of two runs on the same examples; then the files are before-after.html and
+        before-after.json.
     """
     stem = file_stem(folder, "attack" if pair is None else "before-after", question)
-    assumed = granted(threat, runs)
-    points = [] if pair else [one.best for one in runs if one.best is not None]
+    assumptions = granted(threat, runs)
+    points = [] if pair else [run.best for run in runs if run.best is not None]
     charts = curves(points)
-    shown = interactive(charts, caption(points)) if charts else None
+    drawing = interactive(charts, caption(points)) if charts else None
     numbers = {
         "warning": WARNING,
         KEY: dict(question),
         "threat_model": asdict(threat),
-        "granted": assumed,
+        "granted": assumptions,
         **({} if pair is None else {"same_examples": pair.numbers}),
         "runs": [
             {
-                "label": one.label,
-                "verdict": one.verdict,
-                "facts": dict(one.facts),
-                **one.numbers,
-                "not_applicable": dict(one.refused),
+                "label": run.label,
+                "verdict": run.verdict,
+                "facts": dict(run.facts),
+                **run.numbers,
+                "not_applicable": dict(run.refused),
             }
-            for one in runs
+            for run in runs
         ],
     }
     data = json_text(numbers)
-    saved = download(f"{stem}.json", data, SECRET)
+    saved = download(f"{stem}.json", data, DATA_NOTE)
     files = {
-        f"{stem}.html": page(runs, assumed, lead, saved, shown, pair).encode(),
+        f"{stem}.html": page(runs, assumptions, lead, saved, drawing, pair).encode(),
         f"{stem}.json": data,
     }
-    files |= {f"{stem}-curves.png": png(charts)} if charts else {}
+    if charts:
+        files[f"{stem}-curves.png"] = png(charts)
     write_private(folder, files)
     return list(files)
 
 
 def page(
     runs: Sequence[Findings],
-    assumed: Mapping[str, str],
+    assumptions: Mapping[str, str],
     lead: str,
     saved: Download,
-    drawn: Drawing | None,
+    drawing: Drawing | None,
     pair: Pair | None = None,
 ) -> str:
-    """attack.html: one file that requests nothing. ``saved`` is attack.json, ``drawn`` the
-    curves.
+    """The page, as one file that loads nothing from elsewhere.
+
+    assumptions: by name, see ``granted``.
+    lead: the first line.
+    saved: attack.json.
+    drawing: the curves; None without.
     """
-    limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
-    assumptions = (facts_of(assumed), Text(words=limits, style="note"))
-    alone, first = len(runs) == 1, ("Originals and what was recovered", _shown(runs))
-    if pair is not None:
+    limits = " ".join(dict.fromkeys([LIMITS_NOTE, *(run.limits for run in runs)]))
+    assumption_parts = (facts_of(assumptions), Text(words=limits, style="note"))
+    is_single = len(runs) == 1
+    if pair is None:
+        first = ("Originals and what was recovered", _shown(runs))
+    else:
         first = ("Before and after, on the same examples", list(pair.parts))
     return render(
         Page(
@@ -148,10 +167,10 @@ def page(
             warnings=(WARNING, *without_privacy(runs)),
             sections=sections(
                 first,
-                ("In short", [] if alone else [in_short(runs, paired=pair is not None)]),
-                ("Over sparsity and noise", [] if drawn is None else [drawn]),
-                *(_section(one, alone=alone) for one in runs),
-                Section(title="What the adversary is granted", parts=assumptions, folded=True),
+                ("In short", [] if is_single else [in_short(runs, paired=pair is not None)]),
+                ("Over sparsity and noise", [] if drawing is None else [drawing]),
+                *(_section(run, is_single=is_single) for run in runs),
+                Section(title="What the adversary is granted", parts=assumption_parts, folded=True),
                 data_section(saved),
             ),
         )
@@ -159,98 +178,97 @@ def page(
 
 
 def without_privacy(runs: Sequence[Findings]) -> list[str]:
-    """What a reader must know before the verdict, of updates that were made without privacy for the
-    attack, also where their folder is that of a private run.
+    """Warnings about updates that were made without privacy for the attack.
+
+    The page may be in the folder of a private run, whose updates were not attacked.
     """
     return [
-        f"The attacked updates of {one.label} were made without privacy: what is found in them "
+        f"The attacked updates of {run.label} were made without privacy: what is found in them "
         "says nothing of a run with an epsilon."
-        for one in runs
-        if not one.private
+        for run in runs
+        if not run.private
     ]
 
 
-def sentence(verdict: str) -> str:
+def as_sentence(verdict: str) -> str:
     """A verdict with a capital and a full stop."""
     return f"{verdict[:1].upper()}{verdict[1:]}{'' if verdict.endswith('.') else '.'}"
 
 
 def _headline(runs: Sequence[Findings]) -> str:
-    """The verdict on the only run, or on the worst."""
+    """The verdict on the only run, or on the worst of several."""
     worst = worst_first(runs)[0]
     where = "" if len(runs) == 1 else f" Of {len(runs)} runs this is the worst: {worst.label}."
-    return sentence(worst.verdict) + where
+    return as_sentence(worst.verdict) + where
 
 
 def worst_first(runs: Sequence[Findings]) -> list[Findings]:
-    """By grade, and of each grade those whose strongest attack does most first."""
-    grades = list(BADGES)
+    """The runs ordered by grade, and within a grade by the strength of the strongest attack."""
+    grades = list(BADGES)  # the worst one first
 
-    def place(one: Findings) -> tuple[int, tuple[float, ...]]:
-        return -grades.index(one.grade), () if one.best is None else one.best.strength
+    def badness(run: Findings) -> tuple[int, tuple[float, ...]]:
+        return -grades.index(run.grade), () if run.best is None else run.best.strength
 
-    return sorted(runs, key=place, reverse=True)
+    return sorted(runs, key=badness, reverse=True)
 
 
 def outcome(runs: Sequence[Findings]) -> tuple[str, Badge]:
-    """In a few words, whether an attack succeeded: of the run that the headline is about."""
+    """The verdict of the headline in a few words, and its colour."""
     grade = worst_first(runs)[0].grade
-    alike = sum(one.grade == grade for one in runs)
-    of = "" if alike == len(runs) else f" in {alike} of {len(runs)} runs"
+    count = sum(run.grade == grade for run in runs)
+    where = "" if count == len(runs) else f" in {count} of {len(runs)} runs"
     words, badge = BADGES[grade]
-    return f"{words}{of}", badge
+    return f"{words}{where}", badge
 
 
 def _shown(runs: Sequence[Findings]) -> list[Part]:
-    """Images or texts; of several runs one at a time, ordered by noise."""
+    """Recovered images or texts; of several runs one at a time, ordered by noise."""
     if len(runs) == 1:
         return [runs[0].shown]
-    ordered = sorted(runs, key=lambda one: -1.0 if one.best is None else one.best.sigma)
+    ordered = sorted(runs, key=lambda run: -1.0 if run.best is None else run.best.sigma)
     slides = tuple(
-        (one.label, (Text(words=sentence(one.verdict), style="verdict"), one.shown))
-        for one in ordered
+        (run.label, (Text(words=as_sentence(run.verdict), style="verdict"), run.shown))
+        for run in ordered
     )
     return [Slides(name="Run, by noise:", slides=slides)]
 
 
 def in_short(runs: Sequence[Findings], *, paired: bool = False) -> Table:
-    """The strongest attack of each of several runs, and the verdict's first words; the worst run
-    first. ``paired``: on the same examples.
+    """A table with the strongest attack and the verdict of each run, the worst run first.
+
+    paired: whether the runs have the same examples.
     """
     rows = []
-    for one in worst_first(runs):
-        best, words = one.best, one.verdict.partition(": ")[0].replace(LEAK, "leaks")
-        if best is None:
-            rows.append(Row(cells=(one.label, "--", "--", "--", words)))
-            continue
-        reach = (
-            "--"
-            if best.low is None or best.high is None
-            else f"{best.low:+z.1f} to {best.high:+z.1f}"
-        )
-        rows.append(
-            Row(cells=(one.label, shown_name(best.attack), f"{best.gain:+z.1f}", reach, words))
-        )
-    unit = next((one.best.unit for one in runs if one.best is not None), "")
+    for run in worst_first(runs):
+        best = run.best
+        words = run.verdict.partition(": ")[0].replace(LEAK, "leaks")
+        attack = gain = interval = "--"
+        if best is not None:
+            attack, gain = shown_name(best.attack), f"{best.gain:+z.1f}"
+            if best.low is not None and best.high is not None:
+                interval = f"{best.low:+z.1f} to {best.high:+z.1f}"
+        rows.append(Row(cells=(run.label, attack, gain, interval, words)))
+    unit = next((run.best.unit for run in runs if run.best is not None), "")
     return Table(
         columns=("run", "strongest", "gain", "95 % interval", "verdict"),
         rows=tuple(rows),
         left=(0, 1, 4),
         note=f"gain: of the strongest attack over the blind guess, in {unit}. "
-        f"{PAIRED if paired else UNPAIRED}",
+        f"{PAIRED_NOTE if paired else UNPAIRED_NOTE}",
     )
 
 
-def _section(one: Findings, *, alone: bool) -> Section:
-    notes = (Text(words=words, style="note") for words in refusals(one))
-    verdict = () if alone else (Text(words=sentence(one.verdict), style="verdict"),)
-    parts = (*verdict, one.table, facts_of(one.facts), *notes)
-    return Section(title=f"Numbers: {one.label}", parts=parts, folded=not alone)
+def _section(run: Findings, *, is_single: bool) -> Section:
+    """The numbers of a run; of several runs, folded and with its verdict."""
+    notes = (Text(words=words, style="note") for words in refusals(run))
+    verdict = () if is_single else (Text(words=as_sentence(run.verdict), style="verdict"),)
+    parts = (*verdict, run.table, facts_of(run.facts), *notes)
+    return Section(title=f"Numbers: {run.label}", parts=parts, folded=not is_single)
 
 
-def refusals(one: Findings) -> list[str]:
-    """Which attacks did not apply, and why."""
-    return [f"{name} does not apply: {why}" for name, why in one.refused.items()]
+def refusals(run: Findings) -> list[str]:
+    """Which attacks did not apply to a run, and why."""
+    return [f"{name} does not apply: {why}" for name, why in run.refused.items()]
 
 
 def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
@@ -268,151 +286,170 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
         if threat.examples == "known"
         else "unknown: the expected batch size is used",
     }
-    for one in runs:
-        common.update(one.granted)
+    for run in runs:
+        common.update(run.granted)
     return common
 
 
-CURVES = (
+CURVES_CAPTION = (
     "What the strongest attack on each run gains over a blind guess: the one that recognises most. "
     "Bars: 95 % interval of the mean over what was attacked in that run. Each run drew batches of "
     "its own. Dotted: the blind guess."
 )
 CAPPED = "Gains of 40 dB and more, where an image looks like its original, are drawn at 40 dB."
 MAX_DRAWN_GAIN = {"dB": 40.0}
-"""Larger gains are drawn at it, by unit: above it, only the rounding of numbers differs."""
+"""By unit, the value at which larger gains are drawn: they differ in the rounding of numbers only.
+"""
 DASHES = ("-", "--", ":", "-.")
-Number = Callable[[Best], float | None]
+NumberOf = Callable[[Best], float | None]
+"""The horizontal position of a run; None for a run without one."""
 Lines = dict[tuple[str, str], list[Best]]
+"""By method and name of the line: its points, ascending."""
+ROUNDING_DIGITS = 9
+"""Positions that agree in so many digits after the point are one position."""
 
 
 def sparsity_lines(points: Sequence[Best]) -> Lines:
-    """By (method, name): the points of one method and sigma, where the sparsities differ."""
+    """The points of each method and sigma whose sparsities differ."""
     return _lines(
         points,
-        lambda one: one.sparsity,
-        lambda one: (one.method, f"{one.method}, {sigma_words(one)}"),
+        lambda point: point.sparsity,
+        lambda point: (point.method, f"{point.method}, {sigma_words(point)}"),
     )
 
 
 def sigma_lines(points: Sequence[Best]) -> Lines:
-    """By (method, name): the points of one method and sparsity, where the sigmas differ."""
+    """The points of each method and sparsity whose sigmas differ."""
     return _lines(
         points,
-        lambda one: one.sigma,
-        lambda one: (one.method, f"{one.method}{sparsity_words(one)}"),
+        _sigma,
+        lambda point: (point.method, f"{point.method}{sparsity_words(point)}"),
     )
 
 
-def sigma_words(one: Best) -> str:
-    """The noise in a few words."""
-    return f"sigma {one.sigma:.3g}" if one.sigma else "no noise"
+def sigma_words(point: Best) -> str:
+    """The noise of a run in a few words."""
+    return f"sigma {point.sigma:.3g}" if point.sigma else "no noise"
 
 
-def sparsity_words(one: Best) -> str:
-    """The sparsity in a few words; nothing for a method without one."""
-    return "" if one.sparsity is None else f", sparsity {one.sparsity:g}"
+def sparsity_words(point: Best) -> str:
+    """The sparsity of a run in a few words; empty for a method without one."""
+    return "" if point.sparsity is None else f", sparsity {point.sparsity:g}"
 
 
-def _lines(points: Sequence[Best], x: Number, name: Callable[[Best], tuple[str, str]]) -> Lines:
-    known = sorted(
-        (one for one in points if x(one) is not None),
-        key=lambda one: (canonical(one.method), name(one)),
+def _lines(points: Sequence[Best], x: NumberOf, name: Callable[[Best], tuple[str, str]]) -> Lines:
+    """The points with a position, by ``name``; lines whose points have one position are left out.
+
+    The lines are in the order of the methods in figures.
+    """
+    with_x = sorted(
+        (point for point in points if x(point) is not None),
+        key=lambda point: (canonical(point.method), name(point)),
     )
-    found = {
-        key: sorted(some, key=lambda one: x(one) or 0.0) for key, some in groupby(known, key=name)
-    }
-    return {
-        key: some
-        for key, some in found.items()
-        if len({round(x(one) or 0.0, 9) for one in some}) > 1
-    }
+    lines: Lines = {}
+    for key, group in groupby(with_x, key=name):
+        line = sorted(group, key=lambda point: x(point) or 0.0)
+        if len({round(x(point) or 0.0, ROUNDING_DIGITS) for point in line}) > 1:
+            lines[key] = line
+    return lines
 
 
 def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
-    """A chart over sparsity, a chart over sigma: those in which something differs; none if nothing
-    does.
+    """The charts over sparsity and over sigma that have a line.
 
     Runs that differ in nothing else (another seed) are points of one line, which goes through their
     means.
     """
     if len(points) < 2:
         return ()
-    over = [
-        ("sparsity", sparsity_lines(points), _sparsity),
-        ("sigma: noise over clip norm", sigma_lines(points), _sigma),
-    ]
-    return tuple(_chart(words, lines, x, points[0].unit) for words, lines, x in over if lines)
+    unit, charts = points[0].unit, []
+    if by_sparsity := sparsity_lines(points):
+        charts.append(_chart(Axis(label="sparsity"), by_sparsity, _sparsity, unit))
+    if by_sigma := sigma_lines(points):
+        sigmas = sorted({point.sigma for line in by_sigma.values() for point in line})
+        position = _sigma_positions(sigmas)
+        axis = _sigma_axis(position)
+        charts.append(_chart(axis, by_sigma, lambda point: position[point.sigma], unit))
+    return tuple(charts)
 
 
-def _sparsity(one: Best) -> float:
-    return one.sparsity or 0.0
+def _sparsity(point: Best) -> float:
+    return point.sparsity or 0.0
 
 
-def _sigma(one: Best) -> float:
-    return one.sigma
+def _sigma(point: Best) -> float:
+    return point.sigma
 
 
-def _chart(words: str, lines: Lines, x: Callable[[Best], float], unit: str) -> Chart:
-    styles, series = looks(list(lines)), []
-    across = (
-        Axis(label=words)
-        if x is _sparsity
-        else _noise_axis(sorted({one.sigma for some in lines.values() for one in some}))
-    )
-    places = {0.0: across.ticks[0][0]} if across.ticks else {}
-    for number, ((_, name), some) in enumerate(lines.items()):
-        series += _line(
-            some,
-            lambda one: places.get(x(one), x(one)),
-            name,
-            (*styles[name], DASHES[number % len(DASHES)]),
-        )
-    title = f"gain over the blind guess, {unit}"
+def _chart(axis: Axis, lines: Lines, x: Callable[[Best], float], unit: str) -> Chart:
+    """The gains of several lines over the horizontal ``axis``, and the blind guess at 0."""
+    styles = looks(list(lines))
+    series = []
+    for number, ((_, name), line) in enumerate(lines.items()):
+        style = (*styles[name], DASHES[number % len(DASHES)])
+        series += _line(line, x, name, style)
     return Chart(
-        title=title, x=across, series=(*series, level(0.0, "blind guess", GREY, ":")), height=360
+        title=f"gain over the blind guess, {unit}",
+        x=axis,
+        series=(*series, level(0.0, "blind guess", GREY, ":")),
+        height=360,
     )
 
 
 def _line(
-    some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]
+    points: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]
 ) -> list[Series]:
-    """A line through the means, and every run with its interval."""
+    """A line through the mean at each position, and every run with its interval.
+
+    points: ascending in ``x``.
+    style: colour, marker and dashes.
+    """
     colour, marker, dashes = style
     means = {
-        place: fmean(_drawn(one.gain, one) for one in of) for place, of in groupby(some, key=x)
+        position: fmean(_capped(point.gain, point) for point in group)
+        for position, group in groupby(points, key=x)
     }
     line = Series(name=name, x=list(means), y=list(means.values()), colour=colour, dashes=dashes)
     runs = Series(
         name=name,
-        x=[x(one) for one in some],
-        y=[_drawn(one.gain, one) for one in some],
+        x=[x(point) for point in points],
+        y=[_capped(point.gain, point) for point in points],
         colour=colour,
         marker=marker,
-        low=[None if one.low is None else _drawn(one.low, one) for one in some],
+        low=[None if point.low is None else _capped(point.low, point) for point in points],
         line=False,
-        high=[None if one.high is None else _drawn(one.high, one) for one in some],
-        words=tuple(f"{one.attack}, {sigma_words(one)}{sparsity_words(one)}" for one in some),
+        high=[None if point.high is None else _capped(point.high, point) for point in points],
+        words=tuple(
+            f"{point.attack}, {sigma_words(point)}{sparsity_words(point)}" for point in points
+        ),
     )
     return [line, runs]
 
 
-def _drawn(value: float, one: Best) -> float:
-    return min(value, MAX_DRAWN_GAIN.get(one.unit, value))
+def _capped(gain: float, point: Best) -> float:
+    """A gain as it is drawn, in the unit of a run."""
+    return min(gain, MAX_DRAWN_GAIN.get(point.unit, gain))
 
 
 def caption(points: Sequence[Best]) -> str:
-    """What the figure shows."""
-    return (
-        f"{CURVES} {CAPPED}" if any(_drawn(one.gain, one) < one.gain for one in points) else CURVES
-    )
+    """The words under the curves; they say so if a gain is drawn lower than it is."""
+    if any(_capped(point.gain, point) < point.gain for point in points):
+        return f"{CURVES_CAPTION} {CAPPED}"
+    return CURVES_CAPTION
 
 
-def _noise_axis(sigmas: Sequence[float]) -> Axis:
-    """Logarithmic; a run without noise is at the left end."""
-    shown = [sigma or min(other for other in sigmas if other) / 4 for sigma in sigmas]
-    ticks = [
-        (at, f"{sigma:.3g}" if sigma else "no noise")
-        for at, sigma in zip(shown, sigmas, strict=True)
-    ]
+def _sigma_positions(sigmas: Sequence[float]) -> dict[float, float]:
+    """Positions on a logarithmic axis: no noise is left of the least sigma, at a quarter of it.
+
+    On a long axis it is further left, by a fifth of the length, to make room for its label.
+
+    sigmas: ascending and different.
+    """
+    least, most = min(sigma for sigma in sigmas if sigma), sigmas[-1]
+    return {sigma: sigma or least / max(4, (most / least) ** 0.2) for sigma in sigmas}
+
+
+def _sigma_axis(position: Mapping[float, float]) -> Axis:
+    """The logarithmic axis of sigma, with its ticks at these positions."""
+    ticks = [(place, f"{sigma:.3g}" if sigma else "no noise") for sigma, place in position.items()]
     return Axis(label="sigma: noise over clip norm", log=True, ticks=spaced(ticks, log=True))

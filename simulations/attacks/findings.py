@@ -1,6 +1,4 @@
-"""What attacks found on one run of images or of texts: a row for each attack and batch size,
-verdict and facts.
-"""
+"""Results of the attacks on one run: a row for each attack and batch size, a verdict, facts."""
 
 import statistics
 from abc import ABC, abstractmethod
@@ -21,6 +19,7 @@ from fedlsg.simulations.report.pages.page import Badge, Gallery, RowKind, Table,
 from fedlsg.simulations.report.pages.table import Column, make_table
 
 NAIVE = "-naive"
+"""How names of naive attacks end."""
 CLOSED = frozenset({"first-layer", "relu-batch", "span"})
 """Attacks that solve equations; the others search."""
 FORMS = (
@@ -30,6 +29,7 @@ FORMS = (
     "those that are all but the original. converged: searches "
     f"that leave at most {100 * MAX_UNEXPLAINED:g} % of an update unexplained."
 )
+"""The note on the words that tables of attacks use."""
 
 
 def split_name(attack: str) -> tuple[str, str]:
@@ -54,11 +54,11 @@ VERDICTS: Mapping[Verdict, tuple[str, Badge]] = MappingProxyType(
         "undecided": ("undecided", ""),
     }
 )
-"""The verdict on one example in plain words, the example for ``{}``, and its colour."""
+"""By verdict on one example: plain words, in which ``{}`` is the example, and the colour."""
 LEAK = "these updates leak"
-"""How verdicts begin that say that an attack succeeded."""
+"""Verdicts on a run in which an attack succeeded begin with these words."""
 FEWEST_OF_MEAN = 5
-"""Gains of fewer examples (of texts, updates) have a mean, and no interval."""
+"""An interval of the mean gain needs so many gains: one an image, or one an update of texts."""
 Grade = Literal["leak", "better", "undecided", "no attack", "nothing"]
 BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
     {
@@ -69,12 +69,16 @@ BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
         "nothing": ("no attack succeeded", "good"),
     }
 )
-"""Verdicts on a run in a few words, the worst one first."""
+"""Verdicts on a run in a few words and their colour, the worst one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The verdict on a run: its grade, and all of it in words."""
+    """The verdict on a run.
+
+    grade: in one word.
+    words: in one sentence, with the numbers that it rests on.
+    """
 
     grade: Grade
     words: str
@@ -84,7 +88,13 @@ class Judged:
 class Score:
     """One attack on one update; images and texts add what they measure.
 
-    recognitions: the verdict on each example.
+    attack: its name.
+    seconds: how long it took.
+    objective: the least value that a search reached; None for attacks that do not search.
+    note: what the attack says of its guess.
+    unexplained: share of the update that the guess leaves open; None for attacks that do not
+        search.
+    recognitions: the verdict on each example, in the order of the truth.
     """
 
     attack: str
@@ -95,7 +105,7 @@ class Score:
     recognitions: tuple[Recognition, ...] = ()
 
     def numbers(self, *without: str) -> dict[str, Any]:
-        """What attack.json says of it, ``without`` these fields."""
+        """The fields for attack.json, except those named in ``without``."""
         numbers = {key: value for key, value in vars(self).items() if key not in without}
         return {**numbers, "recognitions": [vars(recognition) for recognition in self.recognitions]}
 
@@ -105,8 +115,8 @@ class Score:
         return self.unexplained is not None and self.unexplained > MAX_UNEXPLAINED
 
 
-def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
-    """What every ``Score`` has."""
+def guess_fields(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
+    """The fields of a ``Score`` that images and texts share, but for ``recognitions``."""
     return {
         "attack": attack,
         "seconds": seconds,
@@ -121,22 +131,27 @@ class Outcome(ABC):
     """One attack over all updates of one run and batch size; images and texts add their figures and
     words.
 
-    blind: mean of the blind guess.
-    mean_gain: of the attack over it.
-    gain: with its interval, None for fewer than ``FEWEST_OF_MEAN``.
-    examples: how many were attacked.
-    recognised: how many are the nearest to their originals.
-    recovered: of these, how many are all but them.
-    unexplained: by update, the share that its guess leaves open; empty for attacks that do not
-        search.
-
-    columns: of tables, between the attack and its seconds.
-    ``note``: what they mean.
+    columns: of tables, between the name of the attack and its seconds.
+    note: what these columns mean.
     granted: assumptions in addition to those of the threat model.
     limits: what a reader should know about the numbers.
-    unit, scale: of a gain in figures.
-    things, thing: what leaks, and one of them.
-    nothing: said where none is recovered.
+    unit: of a gain in figures.
+    scale: factor from a gain here to a gain in that unit.
+    things: the word for the examples.
+    thing: the word for one example.
+    nothing: the verdict if no example is recognised.
+
+    attack: its name.
+    batch: examples in each update.
+    blind: mean score of the blind guess.
+    mean_gain: mean score of the attack less ``blind``.
+    gain: interval of the mean gain; None for fewer than ``FEWEST_OF_MEAN`` gains.
+    seconds: mean for one update.
+    examples: how many were attacked.
+    recognised: how many guesses are nearer to their original than to any public example.
+    recovered: how many of these are all but the original.
+    unexplained: by update, the share that its guess leaves open; empty for attacks that do not
+        search.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -161,31 +176,36 @@ class Outcome(ABC):
 
     @property
     def strength(self) -> tuple[float, float, float]:
-        """What attacks and runs are ordered by: the shares that are recognised, and recovered, then
-        the gain.
-        """
+        """The order of attacks and runs: share recognised, share recovered, mean gain."""
         return self.recognised / self.examples, self.recovered / self.examples, self.mean_gain
 
     @property
     @abstractmethod
     def result(self) -> str:
-        """What the attack gets, in words."""
+        """The mean score of the attack in words."""
 
     @property
     @abstractmethod
     def reach(self) -> str:
-        """The interval of its gain, in words."""
+        """The interval of its gain in words; empty without one."""
 
     @classmethod
     @abstractmethod
     def of(cls, results: Sequence[Any], batch: int) -> "Outcome":
-        """From the scores of one attack."""
+        """Summary of the scores of one attack on updates of ``batch`` examples each."""
 
 
 def common_figures(
     results: Sequence[Any], batch: int, *, score: float, blind: float, gains: Float[Tensor, " n"]
 ) -> dict[str, Any]:
-    """What every ``Outcome`` has, of one attack's results."""
+    """The fields of an ``Outcome`` that images and texts share.
+
+    results: scores of one attack, one an update.
+    batch: examples in each update.
+    score: mean score of the attack.
+    blind: mean score of the blind guess.
+    gains: one an image, or one an update of texts.
+    """
     verdicts = [each.verdict for result in results for each in result.recognitions]
     return {
         "attack": results[0].attack,
@@ -205,12 +225,16 @@ def common_figures(
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's
-    settings.
+    """The gain of the strongest attack on a run, and the settings that curves show it over.
 
-    sparsity: None for a method without one.
-    sigma: noise over sensitivity of what was seen, 0 without noise.
-    low and high: ends of the 95 % interval over what was attacked; None for few of it.
+    method: of the run.
+    sparsity: of the run; None for a method without one.
+    sigma: noise over sensitivity of the attacked update, 0 without noise.
+    attack: its name.
+    unit: of ``gain``, ``low`` and ``high``.
+    gain: mean over the blind guess.
+    low: lower end of the 95 % interval of the mean; None for few gains.
+    high: upper end of that interval; None for few gains.
     strength: as ``Outcome.strength``.
     """
 
@@ -226,7 +250,7 @@ class Best:
 
 
 def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -> Best | None:
-    """The strongest attack: the first row, which the verdict names, too."""
+    """The strongest attack, which is the first row; None if no attack applied."""
     if not rows:
         return None
     row, settings = rows[0], record.base.settings
@@ -247,10 +271,11 @@ def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -
 class Update:
     """The verdict on each example of one update, over all attacks.
 
-    unexplained: the least share that a search leaves open; None where none searched.
-    close: how many are undecided because a mixture of public ones is as near
+    verdicts: one an example.
+    unexplained: the least share that a search leaves open; None if no attack searched.
+    close: how many examples are undecided because a mixture of public ones is as near
         (``Recognition.close``).
-    among: how many examples an original is the nearest of, where it is; the fewest.
+    among: size of the smallest pool in which an original was the nearest; 0 if none was.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -262,44 +287,47 @@ class Update:
     def of(cls, scores: Sequence[Score], examples: int) -> "Update":
         """From the scores of all attacks.
 
-        One attack that recognises an example suffices. That none does is said only where a search
-        explains the update, or where nothing searched, and no attack comes close.
+        The verdict on an example is that of the attack that recognises most. "Not told apart" needs
+        a search that says so, or any attack if none searched; and no attack may come close.
         """
-        searches = [one for one in scores if one.unexplained is not None]
-        left = [one.unexplained for one in searches if one.unexplained is not None]
+        searches = [score for score in scores if score.unexplained is not None]
         verdicts: list[Verdict] = []
         close = 0
-        for at in range(examples):
-            each = [one.recognitions[at] for one in scores]
-            reached = {one.verdict for one in each}
-            near = any(one.close for one in each)
+        for index in range(examples):
+            recognitions = [score.recognitions[index] for score in scores]
+            reached = {recognition.verdict for recognition in recognitions}
+            is_close = any(recognition.close for recognition in recognitions)
             decided = any(
-                one.recognitions[at].verdict == "not told apart" for one in searches or scores
+                score.recognitions[index].verdict == "not told apart"
+                for score in searches or scores
             )
-            verdict: Verdict = "not told apart" if decided and not near else "undecided"
+            verdict: Verdict = "not told apart" if decided and not is_close else "undecided"
             verdict = next((leak for leak in LEAKS if leak in reached), verdict)
             verdicts.append(verdict)
-            close += near and verdict == "undecided"
-        pools = [
-            one.among for score in scores for one in score.recognitions if one.verdict in LEAKS
-        ]
+            close += is_close and verdict == "undecided"
+        recognitions = [recognition for score in scores for recognition in score.recognitions]
         return cls(
             verdicts=tuple(verdicts),
-            unexplained=min(left, default=None),
+            unexplained=min(
+                (score.unexplained for score in scores if score.unexplained is not None),
+                default=None,
+            ),
             close=close,
-            among=min(pools, default=0),
+            among=min((each.among for each in recognitions if each.verdict in LEAKS), default=0),
         )
 
 
 def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
-    """Whether single examples were recognised; the first row is the strongest attack's.
+    """The verdict on a run: whether single examples were recognised, and the mean gain.
 
-    How much is gained on average is said in addition.
+    rows: one for each attack and batch size, the strongest first.
+    updates: the verdicts on their examples.
     """
     if not rows:
         words = f"{NO_ATTACK} to these updates, for the given reasons: that is no proof of privacy"
         return Judged(grade="no attack", words=words)
-    best, verdicts = rows[0], [verdict for update in updates for verdict in update.verdicts]
+    best = rows[0]
+    verdicts = [verdict for update in updates for verdict in update.verdicts]
     among_all = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
     strongest = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
@@ -317,26 +345,35 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
         words = f"undecided, {undecided_words(updates, best.thing)}: {strongest}"
         return Judged(grade="undecided", words=words)
     if best.gain is not None and best.gain.low > 0:
-        none = f"none {among_all} recognised"
-        words = f"{none}, slightly better than a blind guess on average: {strongest}"
+        words = (
+            f"none {among_all} recognised, slightly better than a blind guess on average: "
+            f"{strongest}"
+        )
         return Judged(grade="better", words=words)
     words = f"{best.nothing}: {strongest}. Other attacks may do better"
     return Judged(grade="nothing", words=words)
 
 
 def undecided_words(updates: Sequence[Update], thing: str) -> str:
-    """On which updates nothing can be said, why, and what to do. ``thing``: an example."""
-    left = [update.unexplained or 0.0 for update in updates if "undecided" in update.verdicts]
+    """Why a verdict is undecided, on how many updates, and what to do.
+
+    updates: all; at least one has an undecided example.
+    thing: the word for an example.
+    """
+    unexplained = [
+        update.unexplained or 0.0 for update in updates if "undecided" in update.verdicts
+    ]
     if close := sum(update.close for update in updates):
         return (
             f"{close} of {sum(len(update.verdicts) for update in updates)} nearer to the original "
             f"than to any public {thing}, but no nearer than to a mixture of two: give more "
             "--seconds, or other --attacks"
         )
-    if min(left) <= MAX_UNEXPLAINED:
+    if min(unexplained) <= MAX_UNEXPLAINED:
         return "too few public examples to recognise one by: use a test split of 2 or more a class"
-    where = "" if len(updates) == 1 else f" on {len(left)} of {len(updates)} updates"
-    least, most = (f"{100 * end:.0f}" for end in (min(left), max(left)))
+    where = "" if len(updates) == 1 else f" on {len(unexplained)} of {len(updates)} updates"
+    least = f"{100 * min(unexplained):.0f}"
+    most = f"{100 * max(unexplained):.0f}"
     reach = least if least == most else f"{least} to {most}"
     return (
         f"no search converged{where} (the best guess leaves {reach} % of such an update "
@@ -354,32 +391,37 @@ OF_SEARCH = (
     Column("converged", lambda row: converged_words(row.unexplained), optional=2),
     Column("seconds", lambda row: row.seconds, ".1f", optional=1),
 )
-"""The last columns."""
+"""The last columns of a table of attacks."""
 
 
 def converged_words(unexplained: Sequence[float]) -> str:
-    """How many searches explain their update; nothing of attacks that do not search."""
+    """How many searches explain their update; ``--`` for attacks that do not search."""
     if not unexplained:
         return "--"
-    return f"{sum(left <= MAX_UNEXPLAINED for left in unexplained)} of {len(unexplained)}"
+    return f"{sum(share <= MAX_UNEXPLAINED for share in unexplained)} of {len(unexplained)}"
 
 
 def style_of(row: Any) -> RowKind:
-    """The naive forms are dim."""
+    """The style of a row: dim for naive attacks."""
     return "dim" if split_name(row.attack)[1] == "naive" else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Findings:
-    """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
+    """Results of the attacks on one run, for the page, the terminal and attack.json.
 
+    label: the run's name on a page.
+    private: whether the attacked updates have noise, also that of a reproducible record.
+    verdict: in one sentence.
+    grade: the verdict in one word.
     facts: what was attacked, by name.
+    table: a row for each attack and batch size.
     shown: recovered images or texts.
+    numbers: for attack.json.
     refused: why an attack did not apply, by its name.
     granted: assumptions in addition to those of the threat model.
     limits: what a reader should know about the numbers.
-    best: of the strongest attack; None if there is none.
-    private: whether the attacked updates have noise, also that of a reproducible record.
+    best: of the strongest attack; None if no attack applied.
     """
 
     label: str
@@ -400,28 +442,31 @@ def summaries(found: Results) -> list[Any]:
     """One row for each attack and batch size, the strongest first."""
     groups: dict[tuple[str, int], list[Any]] = {}
     for target, results in zip(found.targets, found.results, strict=True):
-        for result in results:
-            groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
+        for score in results:
+            groups.setdefault((score.attack, len(target.truth.rows)), []).append(score)
     rows = [found.kind.outcome.of(scores, batch) for (_, batch), scores in groups.items()]
     return sorted(rows, key=lambda row: row.strength, reverse=True)
 
 
 def read_each(found: Results) -> list[list[Reading]]:
-    """By target and example, the verdict over all attacks, and the strongest attack with it."""
+    """By target and example, the verdict over all attacks, and the strongest attack with it.
+
+    The strongest attack of all is shown if none has that verdict.
+    """
     order = list(dict.fromkeys(row.attack for row in summaries(found)))
-    read = []
+    by_target = []
     for target, scores in zip(found.targets, found.results, strict=True):
-        ranked = sorted(scores, key=lambda one: order.index(one.attack))
-        each = []
-        for at, verdict in enumerate(Update.of(scores, len(target.truth.rows)).verdicts):
-            alike = [one for one in ranked if one.recognitions[at].verdict == verdict]
-            each.append(Reading(score=next(iter([*alike, *ranked]), None), verdict=verdict))
-        read.append(each)
-    return read
+        ranked = sorted(scores, key=lambda score: order.index(score.attack))
+        readings = []
+        for index, verdict in enumerate(Update.of(scores, len(target.truth.rows)).verdicts):
+            alike = [score for score in ranked if score.recognitions[index].verdict == verdict]
+            readings.append(Reading(score=next(iter([*alike, *ranked]), None), verdict=verdict))
+        by_target.append(readings)
+    return by_target
 
 
 def update_numbers(target: Target) -> dict[str, Any]:
-    """Which update was attacked, for attack.json."""
+    """The attacked update for attack.json: its round, clients, rows and labels."""
     return {
         "round": target.seen.round,
         "clients": list(target.seen.clients),
@@ -431,23 +476,25 @@ def update_numbers(target: Target) -> dict[str, Any]:
 
 
 def findings_of(found: Results) -> Findings:
-    """What attacks found on one run."""
+    """The findings of a run from the results of its attacks."""
     kind, seen, rows = found.kind, found.targets[0].seen, summaries(found)
-    words = kind.outcome
+    outcome = kind.outcome
     updates = [
         Update.of(scores, len(target.truth.rows))
         for target, scores in zip(found.targets, found.results, strict=True)
     ]
-    facts, more = kind.describe(found)
+    facts, kind_numbers = kind.describe(found)
     judged = judge(rows, updates)
     numbers = {
         "run": found.record.run.path.name,
         "membership_tpr_at_1_percent_fpr": found.membership,
-        **more,
+        **kind_numbers,
         "summary": [asdict(row) for row in rows],
         "updates": [
-            {**update_numbers(rest[0]), **asdict(each), **kind.numbers(*rest)}
-            for each, *rest in zip(updates, found.targets, found.blind, found.results, strict=True)
+            {**update_numbers(target), **asdict(update), **kind.numbers(target, blind, scores)}
+            for update, target, blind, scores in zip(
+                updates, found.targets, found.blind, found.results, strict=True
+            )
         ],
     }
     return Findings(
@@ -457,12 +504,12 @@ def findings_of(found: Results) -> Findings:
         grade=judged.grade,
         facts={**privacy_facts(found.record, seen, found.membership), **facts},
         table=make_table(
-            (*OF_ATTACK, *words.columns, *OF_SEARCH), rows, style=style_of, note=words.note
+            (*OF_ATTACK, *outcome.columns, *OF_SEARCH), rows, style=style_of, note=outcome.note
         ),
         shown=kind.shown(found, list(dict.fromkeys(row.attack for row in rows))),
         numbers=numbers,
         refused=found.refused,
-        granted=words.granted,
-        limits=words.limits,
+        granted=outcome.granted,
+        limits=outcome.limits,
         best=best_of(rows, found.record, seen),
     )

@@ -1,6 +1,6 @@
-"""Attack the recorded updates of an image workload, and show what was found.
+"""Attacks on the updates of an image workload, and what pages show of them.
 
-Closed forms first, then matching, of those that fit; ``images_score`` compares with the truth.
+Closed forms come before matching. ``images_score`` compares guesses with the truth.
 """
 
 import base64
@@ -27,25 +27,26 @@ from fedlsg.simulations.attacks.images_score import (
     PublicImages,
     Scored,
     Summary,
+    blind_in_order,
     classifier_leak,
     first_image,
-    in_order,
     public_images,
-    scored,
+    score_images,
 )
 from fedlsg.simulations.attacks.observations import Record
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, Shot, Versions
 
 DEEP = 7
-"""Convolutions from which on the exact second derivative of ReLU leads a search nowhere;
-``small_cnn`` has 4.
+"""With so many convolutions or more, a search with the exact second derivative of ReLU does not
+converge; ``small_cnn`` has 4.
 """
 
 
-def _linear(
+def _run_first_layer(
     observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
 ) -> Guess:
+    """The exact input of one example; its scale by the label, if a ratio leaves the scale open."""
     observation = observation.in_float64()
     guess = input_of_linear(observation, prior)
     if not guess.scale_open:
@@ -57,7 +58,7 @@ def _linear(
         return guess
 
 
-def _relu(
+def _run_relu_batch(
     observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
 ) -> Guess:
     return relu_batch(observation.in_float64(), prior, known, generator)
@@ -89,9 +90,7 @@ def _matching(name: str, *, naive: bool) -> Attack:
 
 
 def with_labels(observation: Observation, prior: Prior, known: Knowledge) -> Knowledge:
-    """Labels from the gradient of the classifier if they are not granted (iDLG, also for
-    batches).
-    """
+    """Knowledge with labels: granted ones, or those read from the classifier's gradient (iDLG)."""
     if known.labels is not None or known.examples is None:
         return known
     try:
@@ -102,8 +101,8 @@ def with_labels(observation: Observation, prior: Prior, known: Knowledge) -> Kno
 
 IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
     {
-        "first-layer": Attack(name="first-layer", run=_linear),
-        "relu-batch": Attack(name="relu-batch", run=_relu),
+        "first-layer": Attack(name="first-layer", run=_run_first_layer),
+        "relu-batch": Attack(name="relu-batch", run=_run_relu_batch),
         **{name: _matching(name, naive=False) for name in ATTACKS},
         **{
             name + NAIVE: _matching(name, naive=True)
@@ -115,10 +114,9 @@ IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
 
 
 def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
-    """The attacks that may work on an observation: closed forms without noise, matching always.
+    """The attacks that may work on an observation: closed forms without noise, and matching.
 
     Without noise a deep convolutional network is attacked through a smooth derivative of its ReLUs.
-
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
     names = []
@@ -134,26 +132,30 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
 def _starts_linear(observation: Observation) -> bool:
     """Whether the first layer is linear in the inputs themselves."""
     modules = observation.model.modules()
-    layers = (m for m in modules if next(m.parameters(recurse=False), None) is not None)
+    layers = (
+        module for module in modules if next(module.parameters(recurse=False), None) is not None
+    )
     return not observation.encoded and isinstance(next(layers, None), nn.Linear)
 
 
-CAPTION = (
+GALLERY_CAPTION = (
     "Each row is one image. The number below it is its PSNR, red where the image is recognised: "
     "nearer to its original than to any public image. Pink pixels are unknown to the attack. "
     "Recovered images and blind guesses are paired with the originals by least squared error."
 )
 IMAGES_SHOWN = 12
-"""Images on a page."""
-SIDE = 180
-"""CSS pixels of one."""
-UNKNOWN = (1.0, 0.86, 0.86)
-"""Colour of pixels that an attack knows nothing about."""
+"""Images on a page at most."""
+IMAGE_SIDE = 180
+"""Width of an image on a page in CSS pixels."""
+UNKNOWN_COLOUR = (1.0, 0.86, 0.86)
+"""Red, green and blue of unknown pixels, 0 to 1."""
 
 
 class Images(Kind):
-    """Attacks on the images of one run. ``public``: images that no client holds; ``prior``: of
-    them. Neither is read before an attack needs it.
+    """Attacks on the images of one run.
+
+    workload: the data of the run.
+    small: whether all attempts share ``ALL_SECONDS``.
     """
 
     outcome, original, known = Summary, "picture", IMAGE_ATTACKS
@@ -164,18 +166,20 @@ class Images(Kind):
 
     @cached_property  # public images do not change
     def public(self) -> PublicImages:
+        """Images that no client has; they are read when an attack needs them."""
         return public_images(self.workload)
 
     @property
     def prior(self) -> Prior:
+        """The prior of the public images."""
         return self.public.prior
 
     def guessed(self, threat: ThreatModel) -> str:
-        many = "how many pictures an update has"
+        number = "how many pictures an update has"
         if threat.labels == "known" and self.public.labels is not None:
-            of_class = "the mean of the public test pictures of its class"
-            return f"{of_class}. It is granted the class, and {many}"
-        return f"the mean of all public test pictures. It is granted {many}"
+            mean = "the mean of the public test pictures of its class"
+            return f"{mean}. It is granted the class, and {number}"
+        return f"the mean of all public test pictures. It is granted {number}"
 
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
         if options.attacks is None:
@@ -186,18 +190,20 @@ class Images(Kind):
         self, target: Target, known: Knowledge, examples: int
     ) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
         truth, prior = target.truth.inputs, self.prior
-        assert isinstance(truth, Tensor)
-        blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
+        assert isinstance(truth, Tensor)  # ``first_image`` refuses other workloads
+        blind = blind_in_order(
+            blind_guess(prior, known, examples=len(truth)).inputs, truth.double()
+        )
         judge = self.public.judge(truth, target.truth.labels, examples)
         return (
             prior,
             blind,
-            lambda name, guess, took: scored(name, guess, truth, blind, prior, took, judge),
+            lambda name, guess, took: score_images(name, guess, truth, blind, prior, took, judge),
         )
 
     def describe(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
         first, threat = found.targets[0], found.threat
-        number = count_equations(first.seen, self.prior, threat, first.truth.grant(threat))
+        count = count_equations(first.seen, self.prior, threat, first.truth.grant(threat))
         leak = classifier_leak(found.targets, self.prior, threat)
         sizes = sorted({len(target.truth.rows) for target in found.targets})
         facts = {
@@ -205,16 +211,16 @@ class Images(Kind):
             f"{' or '.join(f'{size:,}' for size in sizes)} example{'' if sizes == [1] else 's'}",
             "search": f"at most {found.seconds:.3g} s for each attack on each update",
             **({} if leak is None else leak.facts),
-            "equations": f"{number.received:,} numbers received, {number.equations:,} of them "
-            f"independent, for {number.unknowns:,} unknowns in a batch of "
-            f"{number.examples:,}: "
-            + ("at least as many as" if number.enough else "fewer than")
+            "equations": f"{count.received:,} numbers received, {count.equations:,} of them "
+            f"independent, for {count.unknowns:,} unknowns in a batch of "
+            f"{count.examples:,}: "
+            + ("at least as many as" if count.enough else "fewer than")
             + " an exact solution needs without noise",
         }
         return facts, {
             "classifier": None if leak is None else asdict(leak),
-            "values_received": number.received,
-            "unknowns": number.unknowns,
+            "values_received": count.received,
+            "unknowns": count.unknowns,
         }
 
     def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
@@ -225,31 +231,33 @@ class Images(Kind):
     ) -> Versions:
         """A card for each of the first images: original, blind guess, what each side recovered."""
         cards = []
-        for target, blind, *read in zip(found.targets, found.blind, *sides.values(), strict=True):
+        for target, blind, *readings in zip(
+            found.targets, found.blind, *sides.values(), strict=True
+        ):
             assert isinstance(target.truth.inputs, Tensor)
             for index, truth in enumerate(target.truth.inputs):
                 original = _shot(truth, self.prior, f"of client {target.truth.clients[index]}")
                 guess = _shot(blind[index], self.prior, "no update is used")
-                versions = (_version(each[index], index, self.prior) for each in read)
+                versions = (_version(side[index], index, self.prior) for side in readings)
                 cards.append((original, guess, *versions))
         names = ("original", "blind guess", *sides)
-        return Versions(columns=names, cards=tuple(cards[:IMAGES_SHOWN]), side=SIDE)
+        return Versions(columns=names, cards=tuple(cards[:IMAGES_SHOWN]), side=IMAGE_SIDE)
 
     def shown(self, found: Results, order: Sequence[str]) -> Gallery:
-        """The first images of a run, each PSNR below: original, strongest attack, blind guess, the
-        other attacks.
+        """The first images of a run, each with its PSNR: original, strongest attack, blind guess,
+        the other attacks.
 
-        A phone shows the first two without scrolling.
+        The strongest attack is second, because a phone shows two without scrolling.
         """
         rows, prior = [], self.prior
-        for target, blind, results in zip(found.targets, found.blind, found.results, strict=True):
-            known = {result.attack: result for result in results}
-            measured = results[0].blind if results else None
+        for target, blind, scores in zip(found.targets, found.blind, found.results, strict=True):
+            by_attack = {score.attack: score for score in scores}
             assert isinstance(target.truth.inputs, Tensor)
             for index, truth in enumerate(target.truth.inputs):
-                words = "" if measured is None else f"{measured[index]:.1f} dB"
+                # every attack has the same blind guess
+                words = f"{scores[0].blind[index]:.1f} dB" if scores else ""
                 original = _shot(truth, prior, f"batch of {len(target.truth.rows)}")
-                recovered = [_recovered(known.get(name), index, prior) for name in order]
+                recovered = [_recovered(by_attack.get(name), index, prior) for name in order]
                 rows.append(
                     (original, *recovered[:1], _shot(blind[index], prior, words), *recovered[1:])
                 )
@@ -259,24 +267,27 @@ class Images(Kind):
             "blind guess",
             *map(shown_name, order[1:]),
         )
-        return Gallery(columns=names, rows=tuple(rows[:IMAGES_SHOWN]), caption=CAPTION, side=SIDE)
+        return Gallery(
+            columns=names, rows=tuple(rows[:IMAGES_SHOWN]), caption=GALLERY_CAPTION, side=IMAGE_SIDE
+        )
 
 
 def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
-    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour
-    UNKNOWN.
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model.
+
+    Unknown pixels have ``UNKNOWN_COLOUR``.
     """
     low, high = prior.bounds
     scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
     pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
     pixels = torch.where(
-        pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels
+        pixels.isnan(), torch.tensor(UNKNOWN_COLOUR, dtype=pixels.dtype).view(3, 1, 1), pixels
     )
     return pixels.permute(1, 2, 0).numpy()
 
 
 def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
-    """What an attack recovered: red where it is recognised; empty where it did not apply."""
+    """What an attack recovered: red if it is recognised; empty if the attack did not apply."""
     if result is None:
         return Shot(uri="", words="does not apply")
     recognised = result.recognitions[index].verdict in LEAKS
@@ -284,12 +295,12 @@ def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
     return _shot(result.images[index], prior, words, style="bad" if recognised else "")
 
 
-def _version(read: Reading, index: int, prior: Prior) -> Shot:
+def _version(reading: Reading, index: int, prior: Prior) -> Shot:
     """What a side recovered of an image, with the verdict on it."""
-    if read.score is None:
+    if reading.score is None:
         return Shot(uri="", words=NO_ATTACK)
-    words, style = VERDICTS[read.verdict]
-    return _shot(read.score.images[index], prior, words.format("picture"), style=style)
+    words, style = VERDICTS[reading.verdict]
+    return _shot(reading.score.images[index], prior, words.format("picture"), style=style)
 
 
 def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:

@@ -1,7 +1,7 @@
-"""What is known of images beforehand, and guesses compared with the truth and with the blind guess.
+"""Scores of recovered images: compared with the true images, public ones and a blind guess.
 
-Only the second part sees the truth. What the classifier's gradient gives away, labels and its
-inputs, is scored as well: methods send it dense, so that no search is needed.
+Public images make the prior; only scores see the truth. Methods send the gradient of the classifier
+dense. It gives labels and the classifier's inputs away without a search: they have a score, too.
 """
 
 import math
@@ -25,18 +25,20 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.recognition import RECOVERED_IMAGE, ImagePool, Recognition, pool_size, recognise
 from fedlsg.carriers import find_output_layer
 from fedlsg.randomness import public_generator
-from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
+from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, guess_fields
 from fedlsg.simulations.attacks.target import Target
 from fedlsg.simulations.report.pages.table import Column
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
 EXACT_DB = 200.0
-"""The PSNR of a perfect image, which has no finite one."""
-DRAWN = 200
-"""Random guesses of labels; the blind guess is their mean."""
-PUBLIC_IMAGES, PUBLIC_NUMBERS = 2000, 2**26
-"""Most images of a split that are read for priors and verdicts, and most numbers in them: 445
-colour images of 224 pixels a side, whose float64 copy takes half a GiB.
+"""Decibels: the PSNR of an exact image, which would be infinite."""
+RANDOM_GUESSES = 200
+"""Random guesses of the labels of an update; ``ClassifierLeak.by_chance`` is their mean."""
+PUBLIC_IMAGES = 2000
+"""Images of a split that are read for priors and verdicts at most."""
+PUBLIC_NUMBERS = 2**26
+"""Numbers in these images at most: 445 colour images of 224 pixels a side, whose float64 copy takes
+half a GiB.
 """
 
 
@@ -48,8 +50,10 @@ Judge = Callable[[Float[Tensor, "guesses c h w"], float | None], tuple[Recogniti
 class PublicImages:
     """Test images of a workload, which the adversary knows, and others that verdicts compare with.
 
+    images: of the test split.
+    labels: of ``images``; None if a class has no test image.
     others: of the training split.
-    labels, other_labels: None where a class has no test image.
+    other_labels: of ``others``; None if a class has no test image.
     """
 
     images: Float[Tensor, "public c h w"]
@@ -59,17 +63,13 @@ class PublicImages:
 
     @cached_property  # public images do not change
     def prior(self) -> Prior:
-        """Shape, range, and the Gaussian around each class.
-
-        The range is from the least to the greatest value of each channel, as the model sees the
-        images.
-        """
+        """The prior of the test images: shape, range of each channel, a Gaussian for each class."""
         low, high = value_range(self.images)
         return prior_from(self.images, self.labels, low=low, high=high)
 
     @cached_property  # public images do not change
     def beyond(self) -> Float[Tensor, "both c h w"]:
-        """What each image of both splits has beyond the blind guess of its class."""
+        """Images of both splits, each less the blind guess of its class."""
         beyond = torch.cat([self.images, self.others])
         if self.every_label is None:
             return beyond.sub_(self.prior.expected(1).to(beyond))
@@ -80,14 +80,15 @@ class PublicImages:
 
     @property
     def every_label(self) -> Tensor | None:
-        """Of both splits."""
+        """The labels of both splits, in the order of ``beyond``; None without labels."""
         if self.labels is None or self.other_labels is None:
             return None
         return torch.cat([self.labels, self.other_labels])
 
     def pool(self, label: Tensor | None) -> ImagePool:
-        """Images of a class, by what they have beyond its blind guess; of all classes if it has
-        fewer than two.
+        """Public images of a class, each less the blind guess of the class.
+
+        Images of all classes if ``label`` is None, or if the class has fewer than two.
         """
         beyond, labels = self.beyond, self.every_label
         if labels is None or label is None:
@@ -97,7 +98,7 @@ class PublicImages:
         return ImagePool(blind=blind, beyond=beyond, rows=of_class if len(of_class) > 1 else None)
 
     def judge(self, truth: Float[Tensor, "batch c h w"], labels: Tensor, examples: int) -> Judge:
-        """Verdicts on these originals, of ``examples`` that the run judges."""
+        """A judge of guesses at these originals, of ``examples`` originals in the whole run."""
         generator = public_generator(0, "public images")
         classes = [None] * len(truth) if self.labels is None else list(labels)
         pools = {
@@ -112,14 +113,14 @@ class PublicImages:
                 label: (pool.similarities(images), pool.nearest_mixture(images))
                 for label, pool in pools.items()
             }
-            found = []
+            recognitions = []
             for original, label in zip(truth, classes, strict=True):
                 key = None if label is None else int(label)
                 blind = pools[key].blind
                 beyond = (original.to(blind) - blind).unsqueeze(0)
                 cosines = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
                 public, mixture = rivals[key]
-                verdict = recognise(
+                recognition = recognise(
                     cosines,
                     public,
                     examples=examples,
@@ -127,14 +128,14 @@ class PublicImages:
                     unexplained=unexplained,
                     mixture=mixture,
                 )
-                found.append(verdict)
-            return tuple(found)
+                recognitions.append(recognition)
+            return tuple(recognitions)
 
         return verdicts
 
 
 def first_image(workload: LoadedWorkload) -> Float[Tensor, "1 c h w"]:
-    """Of the test split. Raises ValueError for inputs that are not images."""
+    """The first image of the test split. Raises ValueError for inputs that are not images."""
     image, _ = workload.test.batch(torch.tensor([0]))
     if not isinstance(image, Tensor) or image.ndim != 4:
         raise ValueError(
@@ -144,12 +145,12 @@ def first_image(workload: LoadedWorkload) -> Float[Tensor, "1 c h w"]:
 
 
 def public_images(workload: LoadedWorkload) -> PublicImages:
-    """Of a workload. Raises ValueError for inputs that are not images."""
+    """Public images of a workload. Raises ValueError for inputs that are not images."""
     most = max(min(PUBLIC_IMAGES, PUBLIC_NUMBERS // first_image(workload).numel()), 2)
-    # a folder of images is in the order of its classes
-    images, labels = workload.test.batch(drawn_rows(len(workload.test), most, "public images"))
+    # random rows, because a folder of images is in the order of its classes
+    images, labels = workload.test.batch(draw_rows(len(workload.test), most, "public images"))
     others, other_labels = workload.train.batch(
-        drawn_rows(len(workload.train), most, "other images")
+        draw_rows(len(workload.train), most, "other images")
     )
     assert isinstance(images, Tensor)
     assert isinstance(others, Tensor)
@@ -162,15 +163,15 @@ def public_images(workload: LoadedWorkload) -> PublicImages:
     )
 
 
-def drawn_rows(rows: int, most: int, what: str) -> Int64[Tensor, " drawn"]:
-    """``most`` rows by a public draw in their order, or all of them."""
+def draw_rows(rows: int, most: int, what: str) -> Int64[Tensor, " drawn"]:
+    """Sorted random numbers of ``most`` of the ``rows``, or of all; ``what``: names the draw."""
     return torch.randperm(rows, generator=public_generator(0, what))[:most].sort().values
 
 
 def value_range(
     images: Float[Tensor, "public c h w"],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Least and greatest value by channel; of a channel that is constant, those of all channels."""
+    """Least and greatest value of each channel; a constant channel has those of all channels."""
     low, high = images.amin((0, 2, 3)), images.amax((0, 2, 3))
     flat = low == high
     low, high = torch.where(flat, low.min(), low), torch.where(flat, high.max(), high)
@@ -181,8 +182,10 @@ def value_range(
 class Scored(Score):
     """One attack on one update; images are paired with the true ones, in their order.
 
-    images: (B, C, h, w) of the guess, NaN where it knows nothing.
-    psnr, ssim, blind: one number an image, decibels for the first and the last.
+    images: of the guess, NaN for unknown pixels.
+    psnr: decibels of each image.
+    ssim: of each image, 1 for an exact one.
+    blind: PSNR of the blind guess of each image, decibels.
     """
 
     images: Float[Tensor, "batch c h w"]
@@ -193,10 +196,10 @@ class Scored(Score):
     @property
     def gains(self) -> list[float]:
         """Decibels over the blind baseline, image by image."""
-        return [recovered - other for recovered, other in zip(self.psnr, self.blind, strict=True)]
+        return [recovered - blind for recovered, blind in zip(self.psnr, self.blind, strict=True)]
 
 
-def scored(
+def score_images(
     name: str,
     guess: Guess,
     truth: Float[Tensor, "batch c h w"],
@@ -205,11 +208,10 @@ def scored(
     seconds: float,
     judge: Judge,
 ) -> Scored:
-    """Pair with the true images, fill unknown pixels with what the prior expects, measure in the
-    public range.
+    """Pair a guess with the true images, and measure both in the public range of pixels.
 
-    If there are more guesses than examples, the first ones count: the nearest ones would be chosen
-    by the truth.
+    Unknown pixels have the value that the prior expects. If there are more guesses than examples,
+    the first ones count: a choice of the nearest ones would use the truth.
     """
     low, high = prior.bounds
     truth = truth.double()
@@ -218,12 +220,14 @@ def scored(
         len(images), None if guess.labels is None else guess.labels[: len(images)].cpu()
     )
     filled = torch.where(images.isnan(), expected, images).clamp(low, high)
-    blind = in_order(blind.clamp(low, high), truth)
+    blind = blind_in_order(blind.clamp(low, high), truth)
     guesses, truths = best_matching(squared_errors(filled, truth))
-    paired, shown = blind.clone(), torch.full_like(truth, math.nan)
-    paired[truths], shown[truths] = filled[guesses], images[guesses].clamp(low, high)
+    paired = blind.clone()  # originals without a guess have the blind one
+    paired[truths] = filled[guesses]
+    shown = torch.full_like(truth, math.nan)
+    shown[truths] = images[guesses].clamp(low, high)
     return Scored(
-        **of_guess(name, guess, seconds),
+        **guess_fields(name, guess, seconds),
         recognitions=judge(images.clamp(low, high), guess.unexplained),
         images=shown,
         psnr=decibels(paired, truth, prior),
@@ -232,25 +236,29 @@ def scored(
     )
 
 
-def in_order(blind: Tensor, truth: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
-    """The blind images in the order of the true ones: labels are granted without an order, for
-    every attack.
+def blind_in_order(
+    blind: Tensor, truth: Float[Tensor, "batch c h w"]
+) -> Float[Tensor, "batch c h w"]:
+    """The blind images in the order of the true ones, paired by least squared error.
+
+    Labels are granted without an order, so that blind guesses have none.
     """
     guesses, truths = best_matching(squared_errors(blind, truth))
     return blind[guesses[truths.argsort()]]
 
 
 def decibels(images: Tensor, truth: Tensor, prior: Prior) -> tuple[float, ...]:
-    """PSNR of each image, bounded for exact ones."""
-    return tuple(
-        min(value, EXACT_DB) for value in psnr(images, truth, data_range=prior.span).tolist()
-    )
+    """PSNR of each image, at most ``EXACT_DB``."""
+    values = psnr(images, truth, data_range=prior.span).tolist()
+    return tuple(min(value, EXACT_DB) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Outcome):
-    """One attack over all images of one run and batch size; figures in decibels, but for
-    ``ssim``.
+    """One attack over all images of one run and batch size; figures in decibels.
+
+    psnr: mean over images.
+    ssim: mean over images, no decibels.
     """
 
     columns = (
@@ -293,32 +301,39 @@ class Summary(Outcome):
 
     @property
     def reach(self) -> str:
-        return (
-            ""
-            if self.gain is None
-            else f", 95 % interval {self.gain.low:z.1f} to {self.gain.high:z.1f} dB"
-        )
+        if self.gain is None:
+            return ""
+        return f", 95 % interval {self.gain.low:z.1f} to {self.gain.high:z.1f} dB"
 
     @classmethod
     def of(cls, results: Sequence[Scored], batch: int) -> "Summary":
         """Means over the images of one attack's results."""
         gains = [gain for score in results for gain in score.gains]
-        psnr, ssim, blind = (
-            statistics.fmean(value for score in results for value in getattr(score, name))
+        means = {
+            name: statistics.fmean(value for score in results for value in getattr(score, name))
             for name in ("psnr", "ssim", "blind")
+        }
+        common = common_figures(
+            results,
+            batch,
+            score=means["psnr"],
+            blind=means["blind"],
+            gains=torch.tensor(gains),
         )
-        common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))
-        return cls(**common, psnr=psnr, ssim=ssim)
+        return cls(**common, psnr=means["psnr"], ssim=means["ssim"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierLeak:
-    """labels: how many of ``examples`` labels were read right, as a multiset, without being
-    granted; by_chance: how many as many labels drawn at random would be.
+    """What the classifier's gradient gives away over all attacked updates, without granted labels.
 
-    features: mean cosine between the recovered and the true inputs of the classifier over
-        ``singles`` updates of one example; None if there is none.
+    labels: how many labels were read right, as a multiset.
+    by_chance: how many random labels would be right on average.
+    examples: how many labels there are.
+    features: mean cosine between the recovered and the true inputs of the classifier, over updates
+        of one example; None if there is no such update.
     cosine_of_expected: the same for the prior's expected input: the blind baseline.
+    singles: how many updates have one example.
     """
 
     labels: int
@@ -344,13 +359,15 @@ class ClassifierLeak:
 def classifier_leak(
     targets: Iterable[Target], prior: Prior, threat: ThreatModel
 ) -> ClassifierLeak | None:
-    """Labels and features of all targets, B granted as the threat model has it; None if the method
-    hides them.
+    """Labels and classifier inputs of all targets; None if the method hides them.
+
+    The number of examples is granted as the threat model says.
     """
-    right, chance, examples = 0, 0.0, 0
+    right = examples = 0
+    chance = 0.0
     cosines, blinds = [], []
     for target in targets:
-        observation, size = target.seen, len(target.truth.labels)
+        observation = target.seen
         known = Knowledge(examples=target.truth.grant(threat).examples)
         try:
             labels = labels_of(observation, prior, known)
@@ -358,8 +375,8 @@ def classifier_leak(
         except DoesNotApply:
             return None
         right += overlap(labels, target.truth.labels)
-        chance += drawn_right(target, len(labels))
-        examples += size
+        chance += chance_of_labels(target, len(labels))
+        examples += len(target.truth.labels)
         if recovered is not None:
             assert isinstance(target.truth.inputs, Tensor)
             true = classifier_input(observation, target.truth.inputs)
@@ -379,34 +396,37 @@ def classifier_leak(
 
 
 def overlap(labels: Tensor, others: Tensor) -> int:
-    """How many labels the two have in common, with repeats."""
+    """How many labels two multisets have in common."""
     return (Counter(labels.tolist()) & Counter(others.tolist())).total()
 
 
-def drawn_right(target: Target, count: int) -> float:
-    """How many of ``count`` labels drawn from all classes alike are right, on average."""
+def chance_of_labels(target: Target, count: int) -> float:
+    """How many of ``count`` uniformly random labels are right, on average."""
     layer: Any = target.seen.model.get_submodule(find_output_layer(target.seen.model))
     classes = int(layer.out_features)
-    drawn = torch.randint(classes, (DRAWN, count), generator=torch.Generator().manual_seed(0))
-    return sum(overlap(labels, target.truth.labels) for labels in drawn) / DRAWN
+    drawn = torch.randint(
+        classes, (RANDOM_GUESSES, count), generator=torch.Generator().manual_seed(0)
+    )
+    return sum(overlap(labels, target.truth.labels) for labels in drawn) / RANDOM_GUESSES
 
 
 def classifier_input(observation: Observation, inputs: Tensor) -> Tensor:
     """The inputs of the classifier at W_t for these examples, (B, h)."""
-    got: list[Tensor] = []
+    inputs_seen: list[Tensor] = []
     module = observation.model.get_submodule(find_output_layer(observation.model))
-    handle = module.register_forward_pre_hook(lambda _, args: got.append(args[0].detach()))
+    handle = module.register_forward_pre_hook(lambda _, args: inputs_seen.append(args[0].detach()))
     try:
         with torch.no_grad():
             observation.model(inputs.to(next(observation.model.parameters())))
     finally:
         handle.remove()
-    return got[0]
+    return inputs_seen[0]
 
 
-def cosine(found: Tensor, true: Tensor) -> float:
-    """Cosine over the entries that were found; its absolute value, because without a bias the sign
-    is open.
+def cosine(recovered: Tensor, true: Tensor) -> float:
+    """Absolute cosine over the finite entries of ``recovered``.
+
+    Absolute, because an attack on a classifier without a bias cannot tell the sign.
     """
-    known = found.isfinite()
-    return float(F.cosine_similarity(found[known].double(), true[known].double(), dim=0).abs())
+    known = recovered.isfinite()
+    return float(F.cosine_similarity(recovered[known].double(), true[known].double(), dim=0).abs())

@@ -1,5 +1,4 @@
-"""Observations from a recorded run: payloads as sent, and frames computed again from the public
-weights of their round.
+"""Observations of a recorded run: the payloads as sent, with frames rebuilt from public weights.
 
 Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never
 updates-truth/. A payload has a checksum and names the digest of its frame; the files of weights and
@@ -37,27 +36,32 @@ from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 
 FPR = 0.01
-"""False alarms at which membership in one batch is said."""
+"""Rate of false alarms at which the rate of recognised members of one batch is reported."""
 ROUNDING = 1e-9
-"""Relative, of a noise multiplier that goes through the ledger."""
+"""Relative rounding error of a noise multiplier that was written to the ledger and read again."""
 TWO_QUESTIONS = (
     "Two questions about membership have two numbers. One batch: who has an example, and knows "
-    "that it was in this one batch or nowhere, is right at the rate that is said for one update. "
+    "that it was in this one batch or nowhere, is right at the rate that is reported for one "
+    "update. "
     "The whole run: nobody knows which batch an example may be in, because batches are drawn in "
     "secret; epsilon bounds this, and fedlsg attack --membership measures it. The first is the "
     "larger one where batches are small."
 )
-"""Said on the pages of both."""
+"""The note on the pages of both questions."""
 RECORD = (
     "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
     "with the same settings and attacks that"
 )
+"""How to get recorded updates, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A short run that was recorded for an attack. epsilon: of the whole run whose noise it has,
-    where that is known; its own rounds cost less.
+    """A run whose updates were recorded.
+
+    path: its directory.
+    epsilon: of the whole run whose noise a short run has; its own rounds cost less. None if there
+        is no such run, or if its epsilon is not known.
     """
 
     path: str
@@ -66,8 +70,12 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state that its reading needs. ``payloads``: files by
-    round and client. ``whole_epsilon``: as ``Recorded.epsilon``.
+    """The recorded payloads of a run, and the public state that is needed to read them.
+
+    run: its directory.
+    base: settings, data, model and mechanism of the run.
+    payloads: files by round and client.
+    whole_epsilon: as ``Recorded.epsilon``.
     """
 
     run: RunDir
@@ -76,8 +84,9 @@ class Record:
     whole_epsilon: float | None = None
 
     def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
-        """Observations of one round under the threat model: one a client, or one of the sum of
-        all.
+        """Observations of a round under the threat model: one for each client, or that of the sum.
+
+        A run with a secure sum has only the sum, under any threat model.
         """
         if self.base.sums is not None:
             return [self.observed_sum(round)]
@@ -85,9 +94,10 @@ class Record:
         return each if threat.view == "client" else [summed(each)]
 
     def observation(self, round: int, client: int) -> Observation:
-        """One client's payload, on the CPU. Raises ValueError naming the file for one that is
-        damaged, or of another frame: on another device than the server's, carriers have other last
-        digits.
+        """The observation of one client's payload, on the CPU.
+
+        Raises ValueError with the file name for a payload that is damaged or of another frame. On
+        another device than the server's, carriers have other last digits, which is another frame.
         """
         model, path = self.model_of(round), self.payloads[round][client]
         plan = self.plan(round, client, model)
@@ -105,8 +115,9 @@ class Record:
         return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
 
     def observed_sum(self, round: int) -> Observation:
-        """What a secure sum revealed of a round: all that the server can read. Raises ValueError if
-        it was given up.
+        """The observation of a secure sum, which is all that the server can read of a round.
+
+        Raises ValueError for a round that was given up.
         """
         clients = self._answered(round)
         if not clients:
@@ -144,27 +155,27 @@ class Record:
 
     @cached_property  # a record is written once
     def workload(self) -> LoadedWorkload:
-        """The run's data before public features were made of them: what is attacked."""
+        """The attacked data: those of the run before public features were made of them."""
         return self.base.workload.before_features
 
     def reading_inputs(self, model: nn.Module) -> nn.Module:
-        """The model as a function of these data: a head on public features, behind the encoder."""
+        """The model as a function of ``workload``: a head on public features gets the encoder."""
         encode = self.base.workload.encode
         if encode is not None:
             model.register_forward_pre_hook(lambda _, images: (encode(images[0]),))
         return model
 
     def _answered(self, round: int) -> tuple[int, ...]:
-        """The clients whose values were used in a round."""
+        """The clients whose values were used in a round; empty without such a round."""
         rows = [row for row in self.run.read_rounds() if int(row["round"]) == round]
         return tuple(int(client) for client in rows[0]["answered"].split()) if rows else ()
 
     def plan(self, round: int, client: int, model: nn.Module) -> RoundPlan:
-        """The round as the client derived it, by the public model of the round and the terms in its
-        ledger.
+        """The plan that the client made of a round.
 
-        Raises ValueError for a damaged file, a ledger without an entry of the round, or one of
-        another charge than this plan's: then the client had been told what is not known here.
+        It follows from the public model of the round and the terms in the client's ledger. Raises
+        ValueError for a damaged file, for a ledger without an entry of the round, and for an entry
+        with another charge than this plan's: then the client had another plan.
         """
         state = replace(self._start, model=model)
         plan = plan_round(
@@ -186,15 +197,14 @@ class Record:
         return plan
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
-        """What the server expected of the client, without a bound on the norm."""
+        """The payload that the server expected of the client, without a bound on its norm."""
         uplink = self.base.uplink
         return uplink.expected(plan.frame, round=plan.round, dither=uplink.dither(client, plan))
 
     def model_of(self, round: int) -> nn.Module:
-        """The public model that the clients of ``round`` started from. Raises ValueError for a
-        damaged file.
-        """
-        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.initial.model()
+        """The public model at the start of ``round``. Raises ValueError for a damaged file."""
+        path = round_folder(self.run.path, round) / "weights.npy"
+        model = self.base.initial.model()
         read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
 
@@ -208,9 +218,9 @@ class Record:
 
     def _frame(self, state: PublicState, round: int) -> Frame:
         folder = round_folder(self.run.path, round)
-        if (
-            state.source is not None or not self.run.rounds.exists()
-        ):  # probed in another round; of a Flower app's own loop
+        # stored, not rebuilt: a frame that was probed in an earlier round, or one of the own loop
+        # of a Flower app, whose run has no rounds.csv
+        if state.source is not None or not self.run.rounds.exists():
             return read_frame(folder)[0]
         path = folder / "kept.npy"
         kept = read_array(path, "the kept positions of a round") if path.exists() else None
@@ -218,11 +228,12 @@ class Record:
 
     def _local(self, state: PublicState, round: int) -> LocalTraining:
         local = self.base.local
-        if local.steps == 1:  # its rate is not used, and the loop of a Flower app counts no rounds
-            return local
+        if local.steps == 1:
+            return local  # the step size is unused, and the loop of a Flower app has no rounds.csv
         return state.local_training(local, self._updates_before(round))
 
     def _updates_before(self, round: int) -> int:
+        """How many earlier rounds changed the model: those with enough survivors."""
         survivors = self.base.settings.min_survivors
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
@@ -238,43 +249,46 @@ class Record:
         return entries[-1]
 
     def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
-        """The client's own terms: its ledger holds the effective sigma, noise over what one unit
-        moves a sum by.
+        """The client's own terms, from its ledger.
+
+        The ledger has the noise over the move of a sum by one unit. That move is the sensitivity
+        times the examples of a unit. The terms have the noise over the clip norm.
         """
-        entry, common, unit = self.entry(round, client), self.base.method.mechanism, self.base.unit
-        nominal = common.noise_multiplier
-        if common.private:
-            nominal = (
+        entry, local, unit = self.entry(round, client), self.base.local, self.base.unit
+        mechanism = self.base.method.mechanism
+        sigma = mechanism.noise_multiplier
+        if mechanism.private:
+            sigma = (
                 entry.noise_multiplier
-                * common.sensitivity(blocks)
-                / common.clip_norm
+                * mechanism.sensitivity(blocks)
+                / mechanism.clip_norm
                 * unit.examples
             )
-        size, rate, local = entry.num_examples, entry.sample_rate, self.base.local
+        size, rate = entry.num_examples, entry.sample_rate
         if entry.batches:
             rate = min(local.shuffled / size, 1.0)
         elif not unit.single:
             rate = poisson_rate(self.base.settings, local, size)
-        return ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=nominal)
+        return ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
 
 
 def read_array(
     path: Path, what: str, use: Callable[[Tensor], object] = lambda array: None
 ) -> Tensor:
-    """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a
-    damaged one.
+    """An array of a record, after ``use`` has accepted it.
+
+    Raises ValueError with the file name for a damaged file.
     """
     try:
-        use(array := torch.from_numpy(load_array(path)))
+        array = torch.from_numpy(load_array(path))
+        use(array)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read {what}: {error}") from None
     return array
 
 
 def summed(observations: list[Observation]) -> Observation:
-    """What a secure sum shows: the sum of the values of all clients, with the sum of their
-    noise.
-    """
+    """The observation of a sum: the sum of the clients' values, whose noise variances add up."""
     first = observations[0]
     return replace(
         first,
@@ -293,8 +307,9 @@ def open_record(
 ) -> Record:
     """The record of a run directory.
 
-    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay
-    (augmentation, error feedback), and for a threat model that knows more than the run gives.
+    Raises ValueError for a directory without recorded updates, for one that the attacks cannot
+    replay (augmentation, error feedback), and for a threat model that sees more than a server of
+    this run sees.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -308,8 +323,9 @@ def open_record(
 
 
 def check_replayed(base: Base) -> None:
-    """Raise ValueError for clients that the attacks cannot replay, and for public features from
-    which no gradient leads back to pixels.
+    """Raise ValueError for a run whose clients or data the attacks cannot replay.
+
+    Public features are refused if no gradient leads from them back to pixels.
     """
     if base.workload.features is not None and base.workload.encode is None:
         normalised = "" if base.workload.normalised is None else " with normalise=public"
@@ -331,7 +347,7 @@ def check_replayed(base: Base) -> None:
 
 
 def refuse_unseen(trust: str, threat: ThreatModel) -> None:
-    """Raise ValueError for a threat model in which single payloads are seen that nobody sees."""
+    """Raise ValueError if the adversary would see single payloads that nobody sees."""
     if trust != "client" and threat.view == "client":
         unseen = "is assumed to see a single payload" if trust == "aggregate" else "can unmask one"
         raise ValueError(
@@ -359,7 +375,7 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     """The record of any run, with its data and its model; no payload is read yet."""
     refuse_own_noise(run)
     settings = run.read_config()
-    base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    base = prepare(replace(settings, device=device_for(run, settings)), progress=progress)
     check_own_code(base, run)
     files = payload_files(run.path)
     if base.sums is not None:  # payloads of a round that was given up stay masked
@@ -369,18 +385,19 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     return Record(run=run, base=base, payloads=files)
 
 
-def made_on(run: RunDir, settings: Settings) -> Device:
-    """The device of a run's server, for the same bits of its frames, or the nearest that is here.
+def device_for(run: RunDir, settings: Settings) -> Device:
+    """The device that rebuilds the frames of a run bit by bit: the CPU if its server used it.
 
-    An unfinished run has no summary that names it: its setting counts.
+    An unfinished run has no summary that names the device: its setting counts.
     """
     used = run.read_summary()["device"] if run.summary.exists() else settings.device
     return "cpu" if used == "cpu" else "auto"
 
 
 def sigma_of(observation: Observation) -> float:
-    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where
-    nothing is clipped.
+    """Noise over the sensitivity of an observed update; over the clip norm without a clip.
+
+    0 without noise.
     """
     if not observation.mechanism.clips:
         return observation.noise_std / observation.mechanism.clip_norm
@@ -390,25 +407,22 @@ def sigma_of(observation: Observation) -> float:
 def privacy_facts(
     record: Record, observation: Observation, membership: float | None
 ) -> dict[str, str]:
-    """The run, its model, sigma, epsilon and the membership bound, by name."""
-    s, steps = record.base.settings, observation.local.steps
-    features = "" if s.features is None else f" by features={s.features}"
+    """Facts for people, by name: run, model, sigma, epsilon, rate of membership in one batch."""
+    settings, steps = record.base.settings, observation.local.steps
+    features = "" if settings.features is None else f" by features={settings.features}"
     facts = {
         "run": record.run.path.name,
-        "trains": f"{s.model} on {s.workload}{features}, {steps} local "
+        "trains": f"{settings.model} on {settings.workload}{features}, {steps} local "
         f"step{'' if steps == 1 else 's'}",
     }
     if observation.mechanism.private:
-        what = (
-            "per payload"
-            if len(observation.clients) == 1
-            else f"of the sum of {len(observation.clients)} payloads"
-        )
-        facts["sigma"] = f"{sigma_of(observation):.3g} {what}"
+        clients = len(observation.clients)
+        where = "per payload" if clients == 1 else f"of the sum of {clients} payloads"
+        facts["sigma"] = f"{sigma_of(observation):.3g} {where}"
         facts["epsilon"] = epsilon_words(record)
     else:
         facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
-    if s.reproducible:
+    if settings.reproducible:
         facts["privacy"] = REPRODUCIBLE
     if membership is not None:
         facts["one batch"] = (
@@ -420,31 +434,30 @@ def privacy_facts(
 
 
 def epsilon_words(record: Record) -> str:
-    """The epsilon of the recorded rounds, and of the whole run whose noise they have, each by
-    name; rounds whose noise anybody can repeat have none.
+    """The epsilon of the recorded rounds in words, and that of the whole run with this noise.
+
+    Rounds whose noise anybody can repeat have no epsilon.
     """
-    s, whole = record.base.settings, record.whole_epsilon
-    at = f"at delta {s.delta:g}, of the"
-    of_rounds = f"{epsilon_of(record)} {at} recorded rounds"
-    if s.reproducible:
+    settings, whole = record.base.settings, record.whole_epsilon
+    at_delta = f"at delta {settings.delta:g}, of the"
+    if settings.reproducible:
         of_rounds = "none of the recorded rounds, whose noise anybody can repeat"
+    else:
+        of_rounds = f"{epsilon_of(record)} {at_delta} recorded rounds"
     if whole is None:
         return of_rounds
-    return f"{whole:.3g} {at} whole run that has this noise; {of_rounds}"
+    return f"{whole:.3g} {at_delta} whole run that has this noise; {of_rounds}"
 
 
 def epsilon_of(record: Record) -> str:
-    """Epsilon as the summary of the run reports it; of a record without a summary, by its
-    ledger.
-    """
+    """The largest epsilon of a client, from the summary or, without one, from the ledger."""
     try:
         value = bounded.read_json(record.run.summary)["epsilon_max"]
         return value if isinstance(value, str) else f"{value:.3f}"
     except FileNotFoundError:
         charges, delta = record.run.charges, record.base.settings.delta
-        spent = [charges.of(client).epsilon(delta) for client in charges.clients()]
-        return (
-            f"{max(events if isinstance(events, float) else events.upper for events in spent):.3f}"
-        )
+        epsilons = [charges.of(client).epsilon(delta) for client in charges.clients()]
+        largest = max(value if isinstance(value, float) else value.upper for value in epsilons)
+        return f"{largest:.3f}"
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown (the run has no summary that can be read)"

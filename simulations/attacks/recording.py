@@ -1,5 +1,8 @@
-"""Runs that ``fedlsg attack`` records itself: of several methods at one sigma, a short one like
-another run, or two of one round that differ in the named settings only.
+"""Runs that ``fedlsg attack`` records itself.
+
+``record_all``   a run of each of several methods, at one sigma
+``record_like``  a short run with the settings of another run
+``record_pair``  two runs of one round that differ in the named settings only
 """
 
 import math
@@ -37,17 +40,15 @@ from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
 
 Check = Callable[[Base], None]
-"""Raises ValueError for a run that could not be attacked once it is recorded."""
-RECORDED: Mapping[str, object] = {
+"""Raises ValueError before the recording of a run that could not be attacked."""
+RECORDED_SETTINGS: Mapping[str, object] = {
     "clients": 8,
     "rounds": 4,
     "batch_size": 1,
     "noise_multiplier": 1.0,
 }
-"""Default settings of the runs that ``--compare`` records: small batches, the same sigma for
-all.
-"""
-OWN = (
+"""Default settings of the runs that ``--compare`` records: small batches, one sigma for all."""
+LEFT_OUT = (
     "epsilon",
     "client_epsilons",
     "client_deltas",
@@ -61,14 +62,19 @@ OWN = (
     "partial_run",
     *participation.NAMES,
 )
-"""Settings of a run that the short one like it has not: it has the sigma that an epsilon led
-to, and who is there and how fast is not what an attack needs.
+"""Settings of a run that a short run like it does not take over.
+
+The short run has the sigma that the epsilon led to. Participation and speed of clients do not
+matter for an attack.
 """
 SAME_EPSILON = frozenset({"clip_norm", "rank", "sparsity", "importance"})
 """Settings that change what is sent at one sigma, and nothing that the ledger counts."""
-FEW_CLIENTS, FEWEST_ROUNDS = 8, 4
+FEW_CLIENTS = 8
+"""Clients a round of a short run at most."""
+FEWEST_ROUNDS = 4
+"""Rounds of a short run at least."""
 ONE_EXAMPLE = math.exp(-1)
-"""Share of Poisson batches with an expected size of 1 that hold one example."""
+"""Share of Poisson batches with an expected size of 1 that hold exactly one example."""
 
 
 def record_all(
@@ -82,61 +88,63 @@ def record_all(
     sparsities: Sequence[float] | None = None,
     sigmas: Sequence[float] | None = None,
 ) -> list[Recorded]:
-    """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are
-    reused.
+    """Record a run for each method at equal settings, in ``folder``/METHOD, or reuse it.
 
-    With ``sparsities`` or ``sigmas`` one for each of them, too, in ``folder``/METHOD-pP-sigmaS; see
+    With ``sparsities`` or ``sigmas`` a run for each of them, in ``folder``/METHOD-pP-sigmaS; see
     ``variants``. Raises ValueError for methods that cannot be compared.
     """
     for method in methods:
         strategies.check_name(method)
-    methods = accepted(methods, given, console)
+    methods = accepted_methods(methods, given, console)
     check_comparable(methods, given)
-    dropped = lacking(methods, given)
+    dropped = lacking_settings(methods, given)
     for line in dropped_lines(dropped):
         print_line(line, console, "yellow")
-    wanted: dict[str, dict[str, Any]] = {}
+    settings_by_name: dict[str, dict[str, Any]] = {}
     for method in methods:
         kept = {name: value for name, value in given.items() if (method, name) not in dropped}
-        wanted |= {
-            name: {**RECORDED, **kept, **changes}
-            for name, changes in variants(method, sparsities, sigmas)
-        }
-    for name, settings in wanted.items():
+        for name, changes in variants(method, sparsities, sigmas):
+            settings_by_name[name] = {**RECORDED_SETTINGS, **kept, **changes}
+    for name, settings in settings_by_name.items():
         if (reason := refusal(parse(settings))) is not None:
             raise ValueError(f"{name}: {reason}")
     return [
-        Recorded(path=recorded(settings, folder / name, console, device, check))
-        for name, settings in wanted.items()
+        Recorded(path=find_or_record(settings, folder / name, console, device, check))
+        for name, settings in settings_by_name.items()
     ]
 
 
 def variants(
     method: str, sparsities: Sequence[float] | None, sigmas: Sequence[float] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma
-    0 is no noise.
+    """Names and settings of the runs of one method: all pairs of a sparsity and a sigma.
+
+    Sparsities are for methods that have one; sigma 0 is no noise.
     """
-    names = strategies.own_settings(method)
-    for p in (None,) if sparsities is None or "sparsity" not in names else sparsities:
+    if "sparsity" not in strategies.own_settings(method):
+        sparsities = None
+    for sparsity in (None,) if sparsities is None else sparsities:
         for sigma in (None,) if sigmas is None else sigmas:
-            name, settings = method, dict[str, Any](method=method)
-            if p is not None:
-                name, settings = f"{name}-p{p:g}", {**settings, "sparsity": p}
+            name = method
+            settings: dict[str, Any] = {"method": method}
+            if sparsity is not None:
+                name = f"{name}-p{sparsity:g}"
+                settings["sparsity"] = sparsity
             if sigma is not None:
                 name = f"{name}-sigma{sigma:g}"
-                settings |= of_sigma(sigma)
+                settings |= noise_settings(sigma)
             yield name, settings
 
 
-def of_sigma(sigma: float) -> dict[str, Any]:
-    """The setting of so much noise; 0 is no noise."""
+def noise_settings(sigma: float) -> dict[str, Any]:
+    """The setting that gives this sigma; for 0 the mechanism without noise."""
     return {"noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
 
 
-def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(method, setting) of each given setting that a method lacks. Raises ValueError for one that
-    no method has.
+def lacking_settings(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(method, setting) of each given setting that a method lacks.
+
+    Raises ValueError for a setting that no method has.
     """
     known = parse(given)
     pairs = [(method, name) for name in known for method in methods if lacks(method, name, known)]
@@ -158,32 +166,36 @@ def record_like(
     *,
     examples: int,
 ) -> Recorded:
-    """A short run with the settings and the sigma of the run at ``path`` and one example a batch,
-    in ``folder``.
+    """Record a short run like that at ``path``, with its sigma and about one example a batch.
 
-    ``given``: what it has in place of the run's. ``examples``: about as many updates of one example
-    are recorded. An existing run with these settings is reused. Raises ValueError for settings that
-    do not fit.
+    given: settings in place of the run's.
+    folder: of the short run; one with these settings is reused.
+    examples: about how many updates of exactly one example are recorded.
+
+    Raises ValueError for settings that do not fit.
     """
     before = settings_like(path)
-    asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
-    rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))
-    small = one_example(before, rounds=rounds, clients=asked)
-    recording = recorded(over({**before, **small}, given), folder, console, device, check)
+    clients = min(int(before["clients_per_round"]), FEW_CLIENTS)
+    rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / clients))
+    small = one_example_settings(before, rounds=rounds, clients=clients)
+    recording = find_or_record(
+        with_changes({**before, **small}, given), folder, console, device, check
+    )
     return Recorded(
         path=recording, epsilon=epsilon_of_run(path) if given.keys() <= SAME_EPSILON else None
     )
 
 
 def settings_like(path: str) -> dict[str, Any]:
-    """The settings of the run at ``path`` that a short run like it has, with its sigma; of clients
-    with different sigmas the least, which hides least. Raises ValueError for a run whose unit is a
-    client or a person.
+    """The settings of the run at ``path`` that a short run takes over, with its sigma.
+
+    If clients have different sigmas it is the least, which hides least. Raises ValueError for a run
+    whose unit is a client or a person.
     """
     run = RunDir.open(path)
     settings = run.read_config()
     refuse_client_unit(settings)
-    before = {name: value for name, value in values_of(settings).items() if name not in OWN}
+    before = {name: value for name, value in values_of(settings).items() if name not in LEFT_OUT}
     sigma = settings.noise_multiplier or least_sigma(run)
     return before if sigma is None else {**before, "noise_multiplier": sigma}
 
@@ -191,30 +203,31 @@ def settings_like(path: str) -> dict[str, Any]:
 def least_sigma(run: RunDir) -> float | None:
     """The least noise over clip norm of the clients of a run, by its ledger; None without noise."""
     settings, charges = run.read_config(), run.charges
-    each = [charges.of(client).entries[-1].noise_multiplier for client in charges.clients()]
-    if not any(each):
+    ratios = [charges.of(client).entries[-1].noise_multiplier for client in charges.clients()]
+    if not any(ratios):
         return None
     base = prepare(settings)
     mechanism = base.method.mechanism
-    # the ledger has it over what one unit moves a sum by
-    moved = mechanism.sensitivity(count_blocks(base)) * base.unit.examples
-    return min(each) * moved / mechanism.clip_norm
+    # the ledger has the noise over this move of a sum by one unit
+    unit_sensitivity = mechanism.sensitivity(count_blocks(base)) * base.unit.examples
+    return min(ratios) * unit_sensitivity / mechanism.clip_norm
 
 
-def one_example(before: Mapping[str, Any], *, rounds: int, clients: int) -> dict[str, Any]:
-    """What makes a run short: one example a batch on average, and few clients a round."""
+def one_example_settings(before: Mapping[str, Any], *, rounds: int, clients: int) -> dict[str, Any]:
+    """The settings that make a run short: one example a batch on average, and few clients."""
     small = {"batch_size": 1, "rounds": rounds, "clients_per_round": clients, "augment": "none"}
     small["min_survivors"] = min(int(before["min_survivors"]), clients)
-    if before.get("colluders"):  # fewer clients tolerate fewer
+    if before.get("colluders"):  # colluders are fewer than clients, all of whom must survive
         small["colluders"] = min(int(before["colluders"]), max(clients - 1, 1))
         small["min_survivors"] = clients
     return small
 
 
-def over(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the given ones in their place, and without those that these make void: sigma
-    next to an epsilon, and what a given method or mechanism lacks. Clients that add no noise share
-    none: their updates are summed as they are.
+def with_changes(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the given changes, and without those that these make void.
+
+    An epsilon makes the sigma void; a method or mechanism makes void what it lacks. If no noise is
+    added, ``trust`` becomes "client", because there is no noise to share.
     """
     settings = {**before, **given}
     if "epsilon" in given:
@@ -222,7 +235,7 @@ def over(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     silent = is_silent(settings.get("mechanism"))
     if "method" in given and "mechanism" not in given:
         silent = is_silent(strategies.default_mechanism(given["method"]))
-        if silent:  # such as sgd
+        if silent:  # such as sgd, which refuses the run's mechanism
             settings.pop("mechanism", None)
     if silent and "trust" in before.keys() - given.keys():
         settings["trust"] = "client"
@@ -249,90 +262,96 @@ def record_pair(
     *,
     examples: int,
 ) -> tuple[Recorded, Recorded]:
-    """Two recorded runs of one round, in ``folder``: with ``against`` in place of the settings, and
-    with the settings.
+    """Record two runs of one round in ``folder``: one with the changes ``against``, one without.
 
-    The settings are those of the run at ``path``, if there is one, with ``given`` in their place;
-    sigma is that of all rounds of such a run. One example a batch is expected, from as many clients
-    as it takes for about ``examples``. Batches follow from the seed (``reproducible``), and the
-    first round starts at the initial weights: both runs have the same rows and weights, unless
-    ``against`` changes these. Existing runs are reused. Raises ValueError where ``against`` changes
-    nothing.
+    path: a run whose settings both have; None: the defaults.
+    given: settings in place of the run's; sigma is that of all rounds of such a run.
+    against: the changes of the first run that is returned.
+    examples: about how many updates of exactly one example there are; it sets the number of
+        clients. The expected batch size is 1.
+
+    Batches follow from the seed (``reproducible``), and the first round starts at the initial
+    weights: both runs have the same rows and weights, unless ``against`` changes these. Existing
+    runs are reused. Raises ValueError if ``against`` changes nothing.
     """
     changed = parse(against)
-    before, epsilon = ({}, None) if path is None else (settings_like(path), epsilon_of_run(path))
+    before: dict[str, Any] = {}
+    epsilon: float | None = None
+    if path is not None:
+        before, epsilon = settings_like(path), epsilon_of_run(path)
     if path is None or given:
-        before, epsilon = planned(over(before, given), console, device)
-    other, others = over(before, against), epsilon
+        before, epsilon = plan_settings(with_changes(before, given), console, device)
+    other = with_changes(before, against)
+    other_epsilon = epsilon
     if "epsilon" in against:
-        other, others = planned(other, console, device)
+        other, other_epsilon = plan_settings(other, console, device)
     elif not changed.keys() <= SAME_EPSILON:
-        others = None
+        other_epsilon = None
     if parse(before).items() >= changed.items():
         raise ValueError(
             f"--against {words_of(against)} is what the run has: name settings that differ, such "
             "as mechanism=none"
         )
-    short = one_round(before, examples)
-    kept = {name: value for name, value in against.items() if name not in OWN}
-    wanted = (
-        ("against", over({**other, **short}, kept), others),
-        ("run", {**before, **short}, epsilon),
+    short = one_round_settings(before, examples)
+    kept = {name: value for name, value in against.items() if name not in LEFT_OUT}
+    first = find_or_record(
+        with_changes({**other, **short}, kept), folder / "against", console, device, check
     )
-    first, second = (
-        Recorded(path=recorded(settings, folder / name, console, device, check), epsilon=known)
-        for name, settings, known in wanted
-    )
-    return first, second
+    second = find_or_record({**before, **short}, folder / "run", console, device, check)
+    return Recorded(path=first, epsilon=other_epsilon), Recorded(path=second, epsilon=epsilon)
 
 
 def epsilon_of_run(path: str) -> float | None:
-    """Epsilon that the summary of a run reports; None where it has none."""
+    """The finite epsilon that the summary of a run reports; None without one."""
     run = RunDir.open(path)
     epsilon = run.read_summary()["epsilon_max"] if run.summary.exists() else None
     return epsilon if isinstance(epsilon, float) and math.isfinite(epsilon) else None
 
 
-def one_round(before: Mapping[str, Any], examples: int) -> dict[str, Any]:
-    """What makes a run one round of about so many examples, which anybody can repeat."""
-    # the clients of a column, and of lists of rows, are those of the data
+def one_round_settings(before: Mapping[str, Any], examples: int) -> dict[str, Any]:
+    """The settings that make a run one round of about so many examples, which can be repeated."""
     clients = int(before["clients"])
-    if before["partition"] in SCHEMES:
+    if before["partition"] in SCHEMES:  # other partitions have the clients of the data
         clients = math.ceil(examples / ONE_EXAMPLE)
-    small = one_example(before, rounds=1, clients=clients)
+    small = one_example_settings(before, rounds=1, clients=clients)
     return {**small, "clients": clients, "reproducible": True}
 
 
-def planned(
+def plan_settings(
     given: Mapping[str, Any], console: Console, device: Device
 ) -> tuple[dict[str, Any], float | None]:
-    """All settings of a run that has not begun, with the sigma that its epsilon needs, and that
-    epsilon, if it is given; of clients with different sigmas the least.
+    """All settings of a run that has not begun, and its epsilon, None if it has only a sigma.
+
+    An epsilon is replaced by the sigma that it needs; if clients have different sigmas, by the
+    least.
     """
     with console.status("loading data") as status:
         plan = make_plan(resolve({**given, "device": device}), progress=status.update)
     refuse_client_unit(plan.settings)
-    settings = {name: value for name, value in values_of(plan.settings).items() if name not in OWN}
+    settings = {
+        name: value for name, value in values_of(plan.settings).items() if name not in LEFT_OUT
+    }
     if plan.method.mechanism.adds_noise:
         settings["noise_multiplier"] = min(terms.noise_multiplier for terms in plan.terms)
     return settings, plan.settings.epsilon
 
 
 def words_of(given: Mapping[str, Any]) -> str:
-    """Settings as ``-c`` takes them."""
+    """Settings in words, as ``-c`` takes them."""
     return ", ".join(f"{name}={value}" for name, value in given.items())
 
 
-def recorded(
+def find_or_record(
     wanted: Mapping[str, Any],
     directory: Path,
     console: Console,
     device: Device,
     check: Check = check_replayed,
 ) -> str:
-    """The path of a recorded run: an existing one with these settings, an interrupted one that is
-    continued, or new. Where ``directory`` has other settings it is next to it: DIRECTORY-2.
-    Raises ValueError before anything is recorded for a run that ``check`` refuses.
+    """The path of a finished run with the wanted settings, which is recorded if there is none.
+
+    An interrupted run is continued. If ``directory`` has other settings, the run is in DIRECTORY-2
+    and so on. Raises ValueError for a run that ``check`` refuses, before anything is recorded.
     """
     wanted = {**wanted, "engine": "local", "record_updates": True}
     if is_silent(wanted.get("mechanism")):
@@ -340,9 +359,9 @@ def recorded(
     with console.status("loading data") as status:
         plan = ready_plan(resolve({**wanted, "device": device}), progress=status.update)
     check(plan)
-    places = (directory.with_name(f"{directory.name}-{n}") for n in count(2))
+    others = (directory.with_name(f"{directory.name}-{number}") for number in count(2))
     while RunDir(directory).config.exists() and not has_settings(directory, plan.settings):
-        directory = next(places)
+        directory = next(others)
     if not RunDir(directory).config.exists():
         words = f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}"
         print_line(words.replace(" 1 rounds", " 1 round"), console)
@@ -357,7 +376,7 @@ def recorded(
 
 
 def finish(plan: Plan, run: RunDir, console: Console) -> None:
-    """Run on the local engine and keep every payload."""
+    """Run the remaining rounds on the local engine, with a bar. Raises for a diverged run."""
     done = run.last_round()
     with count_bar(
         console, f"recording {plan.settings.method}", plan.schedule.rounds - done
@@ -365,12 +384,14 @@ def finish(plan: Plan, run: RunDir, console: Console) -> None:
         refuse_diverged(local.run(plan, run, on_round=lambda row: advance()))
 
 
-def accepted(methods: Sequence[str], given: Mapping[str, Any], console: Console) -> list[str]:
-    """The methods that the settings do not refuse; a line names the others and says why.
+def accepted_methods(
+    methods: Sequence[str], given: Mapping[str, Any], console: Console
+) -> list[str]:
+    """The methods that these settings fit; a printed line names the others and says why.
 
-    Raises ValueError, with the reasons, if no method is left.
+    Raises ValueError with the reasons if the settings fit no method.
     """
-    common = parse({**RECORDED, **given})
+    common = parse({**RECORDED_SETTINGS, **given})
     reasons = {method: refusal({**common, "method": method}) for method in methods}
     refused = {method: reason for method, reason in reasons.items() if reason is not None}
     if refused and len(refused) == len(reasons):
@@ -381,23 +402,27 @@ def accepted(methods: Sequence[str], given: Mapping[str, Any], console: Console)
 
 
 def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raise ValueError for a method that is given twice, or has no noise while others have."""
+    """Raise ValueError for methods that ``--compare`` cannot record at one sigma.
+
+    A method may not be named twice. A method without noise needs a mechanism that is given for all.
+    Sigma may not follow from an epsilon.
+    """
     if len(set(methods)) < len(methods):
         raise ValueError(f"--compare {','.join(methods)} names a method twice")
     if "epsilon" in given:
         raise ValueError(
             "--compare attacks methods at equal sigma: give noise_multiplier instead of epsilon"
         )
-    quiet = [method for method in methods if not strategies.recipe(method).mechanism.adds_noise]
-    if quiet and "mechanism" not in given:
-        raise ValueError(
-            f"{quiet[0]} adds no noise: leave it out, or compare all methods without noise, -c "
-            "mechanism=none"
-        )
+    for method in methods:
+        if "mechanism" not in given and not strategies.recipe(method).mechanism.adds_noise:
+            raise ValueError(
+                f"{method} adds no noise: leave it out, or compare all methods without noise, -c "
+                "mechanism=none"
+            )
 
 
 def has_settings(directory: Path, wanted: Settings) -> bool:
-    """Whether the existing run has these settings, and no others."""
+    """Whether the existing run has these settings; its directory and device may be others."""
     before = RunDir.open(str(directory)).read_config()
     before = replace(before, run_dir=wanted.run_dir, device=wanted.device)
     return values_of(before) == values_of(wanted)

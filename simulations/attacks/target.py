@@ -1,10 +1,7 @@
-"""Which recorded updates are attacked, the batches behind them, and all attacks on each.
+"""The choice of recorded updates, the batches that made them, and all attacks on each of them.
 
-``Kind`` is all that differs between images and texts: records, the search, tables and pages are the
-same.
-
-The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for
-attacking.
+``Kind`` has all that differs between images and texts. The batches (``Truth``) are for scores and
+for what a threat model grants, never for attacks.
 """
 
 import math
@@ -13,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,22 +28,27 @@ from fedlsg.simulations.report.terminals.progress import Tick
 from fedlsg.simulations.storage.atomic_files import load_array
 from fedlsg.simulations.workloads.base.split import Inputs
 
-SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
-"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of
-them at least.
-"""
+SECONDS = 20.0
+"""Default time limit of one attack on one update."""
+ALL_SECONDS = 90.0
+"""Default time limit of all attacks on small inputs together."""
+MIN_SECONDS = 1.0
+"""Each of these attacks has at least so much time."""
 LARGE_BATCH = 8
-"""More examples than this in one update hide each other, also where it has no noise."""
+"""More examples in one update hide each other, even without noise."""
+NO_CLIENT = -1
+"""In place of the client of a sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How a run is attacked.
 
-    batches: sizes of the updates that are attacked, None: the smallest that are recorded.
-    examples: about how many of each size, or in all.
-    attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
-    seconds: of one attack on one update, None: see ``budget``.
+    batches: sizes of the updates that are attacked; None: the smallest that are recorded.
+    examples: about how many are attacked, of each size in ``batches`` or in all.
+    attacks: names with commas; None: the strongest that fit.
+    naive: whether the strongest attacks are run in their naive form, too.
+    seconds: of one attack on one update; None: see ``budget``.
     seed: of the starting points.
     device: of the matching attacks; closed forms are computed on the CPU.
     """
@@ -70,22 +71,25 @@ class Options:
             )
 
     def budget(self, attempts: int, *, small: bool) -> "Options":
-        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share
-        ``IN_ALL``.
+        """These options with a time limit: ``seconds`` if it is set, else ``SECONDS``.
+
+        All ``attempts`` on ``small`` inputs share ``ALL_SECONDS``.
         """
         if self.seconds is not None:
             return self
-        return replace(
-            self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS
-        )
+        if not small:
+            return replace(self, seconds=SECONDS)
+        share = ALL_SECONDS / max(attempts, 1)
+        return replace(self, seconds=min(SECONDS, max(MIN_SECONDS, share)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """An attack of ``fedlsg attack``.
 
-    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on
-    the CPU. Raises DoesNotApply where there is nothing for it to work on.
+    name: as ``--attacks`` takes it.
+    run: ``run(observation, knowledge, prior, generator, seconds, progress, device)`` returns a
+        guess on the CPU. It raises DoesNotApply for an observation that the attack cannot use.
     """
 
     name: str
@@ -94,8 +98,12 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Truth:
-    """The examples of one observation: rows of the training split, their inputs, labels and
-    clients.
+    """The examples of one observation.
+
+    rows: of the training split.
+    inputs: of these rows.
+    labels: of these rows.
+    clients: that had these rows, one a row.
     """
 
     rows: Int64[Tensor, " batch"]
@@ -104,12 +112,10 @@ class Truth:
     clients: tuple[int, ...]
 
     def grant(self, threat: ThreatModel) -> Knowledge:
-        """What the threat model lets the adversary know; targets are sorted, so that no order
-        leaks.
-        """
+        """What the threat model lets the adversary know; labels are sorted, to hide their order."""
         if threat.labels == "known":
             columns = self.labels.flatten(1) if self.labels.ndim > 1 else self.labels.unsqueeze(1)
-            order = np.lexsort(columns.numpy().T[::-1])
+            order = np.lexsort(columns.numpy().T[::-1])  # the last key is the first column
             return Knowledge(labels=self.labels[torch.from_numpy(order)], examples=len(self.labels))
         return Knowledge(examples=len(self.labels) if threat.examples == "known" else None)
 
@@ -123,7 +129,10 @@ class Target:
 
 
 def membership_of(observation: Observation) -> float | None:
-    """The matched filter's TPR at 1 % FPR on this payload, from sigma alone; None without noise."""
+    """The matched filter's TPR at 1 % FPR on this payload, from sigma alone.
+
+    None without noise, and for several local steps.
+    """
     if not observation.mechanism.private or observation.local.steps > 1:
         return None
     return closed_form_tpr(
@@ -133,26 +142,19 @@ def membership_of(observation: Observation) -> float | None:
 
 
 def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
-    """The first recorded updates of the wanted batch sizes, about as many examples of each size as
-    wanted.
+    """The recorded updates that are attacked, see ``choose_updates``.
 
-    Without wanted sizes: the smallest updates that hold an example, about as many examples in all.
-    Raises ValueError if no update has such a size.
+    Raises ValueError if no update has a wanted size, or if all are of empty batches.
     """
     whole = threat.view == "aggregate"
-    sizes = {
-        (number, client): n
-        for number, of in batch_sizes(record).items()
-        for client, n in of.items()
-    }
-    if whole:
-        rounds = sorted({number for number, _ in sizes})
-        sizes = {
-            (number, -1): sum(n for (of, _), n in sizes.items() if of == number)
-            for number in rounds
-        }
+    sizes: dict[tuple[int, int], int] = {}
+    for number, size_of_client in batch_sizes(record).items():
+        if whole:
+            sizes[number, NO_CLIENT] = sum(size_of_client.values())
+        else:
+            sizes |= {(number, client): size for client, size in size_of_client.items()}
     targets: list[Target] = []
-    for number, client in chosen_places(sizes, options):
+    for number, client in choose_updates(sizes, options):
         observation = (
             record.pick(number, threat)[0] if whole else record.observation(number, client)
         )
@@ -165,45 +167,45 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
     if not targets:
         assert options.batches is not None
         wanted = " or ".join(map(str, options.batches))
-        there = ", ".join(map(str, sorted(set(sizes.values()))))
+        recorded = ", ".join(map(str, sorted(set(sizes.values()))))
         raise ValueError(
             f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
-            f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
+            f"{'sums' if whole else 'updates'} of {recorded}: choose --batch among them"
             + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
         )
     return targets
 
 
-def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
-    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their
-    sizes.
+def choose_updates(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
+    """Which updates are attacked, from their sizes by (round, client).
+
+    The first ones of each wanted size, with about ``options.examples`` examples of each. Without
+    wanted sizes the smallest updates that hold an example, with about so many examples in all.
     """
-    by_size = sorted((size, place) for place, size in sizes.items() if size)
+    by_size = sorted((size, update) for update, size in sizes.items() if size)
+    chosen: list[tuple[int, int]] = []
     if options.batches is None:
-        before = list(accumulate((size for size, _ in by_size), initial=0))
-        return [
-            place
-            for (_, place), held in zip(by_size, before, strict=False)
-            if held < options.examples
-        ]
-    return [
-        place
-        for batch in options.batches
-        for _, place in [sized for sized in by_size if sized[0] == batch][
-            : max(1, round(options.examples / batch))
-        ]
-    ]
+        examples = 0
+        for size, update in by_size:
+            if examples < options.examples:
+                chosen.append(update)
+            examples += size
+        return chosen
+    for batch in options.batches:
+        of_size = [update for size, update in by_size if size == batch]
+        chosen += of_size[: max(1, round(options.examples / batch))]
+    return chosen
 
 
 def truth_of(record: Record, observation: Observation) -> Truth:
     """The batches of an observation's clients, one after the other.
 
-    Raises ValueError if the run kept none: then nothing can be scored.
+    Raises ValueError if the run kept no batches: then nothing can be scored.
     """
     each = {client: rows_of(record, observation.round, client) for client in observation.clients}
     rows = torch.cat(list(each.values()))
     inputs, labels = record.workload.train.batch(rows)
-    clients = tuple(client for client, own in each.items() for _ in own)
+    clients = tuple(client for client, batch in each.items() for _ in batch)
     return Truth(rows=rows, inputs=inputs, labels=labels, clients=clients)
 
 
@@ -239,10 +241,12 @@ def rows_of(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
 
 
 class Kind(ABC):
-    """Attacks on images, or on texts, of one run. outcome: of an attack, see ``findings.Outcome``.
-    original: one example in a word. known: all attacks, by name.
+    """Attacks on the images, or on the texts, of one run.
 
-    small: all attempts on such inputs share ``IN_ALL`` seconds.
+    outcome: the class of ``findings.Outcome``.
+    original: the word for one example.
+    known: all attacks, by name.
+    small: whether the inputs are small, so that all attempts share ``ALL_SECONDS``.
     """
 
     outcome: ClassVar[Any]
@@ -260,43 +264,49 @@ class Kind(ABC):
 
     @abstractmethod
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
-        """Those that are wanted, or the strongest that may work. Raises ValueError for an unknown
-        name.
+        """The attacks that the options name, or the strongest that may work.
+
+        Raises ValueError for an unknown name.
         """
 
     @abstractmethod
     def task(
         self, target: Target, known: Knowledge, examples: int
     ) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
-        """The prior, the blind guess, and the scoring of an attack: from its name, guess and
-        seconds. ``examples``: of all targets, each of which gets a verdict.
+        """The prior, the blind guess, and a function for scores.
+
+        The function takes the name of an attack, its guess and its seconds. ``examples``: originals
+        of all targets, each of which gets a verdict.
         """
 
     @abstractmethod
     def describe(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
-        """What was attacked, by name: for people, and for attack.json."""
+        """Facts about the attacked updates, by name: for people, and for attack.json."""
 
     @abstractmethod
     def shown(self, found: "Results", order: Sequence[str]) -> Gallery | TokenLines:
-        """What was recovered, of the attacks in this order."""
+        """Recovered examples for the page, of the attacks in this order."""
 
     @abstractmethod
     def compared(
         self, found: "Results", sides: Mapping[str, Sequence[Sequence["Reading"]]]
     ) -> Versions | TokenLines:
-        """What each side recovered, under each original of ``found``. sides: by name, target and
-        example; all of the very same examples.
+        """Recovered examples of each side, next to the originals of ``found``.
+
+        sides: readings by name of the side, target and example; the examples are the same.
         """
 
     @abstractmethod
     def numbers(self, target: Target, blind: Any, scores: Sequence[Any]) -> dict[str, Any]:
-        """What attack.json says of one target."""
+        """The numbers of one target for attack.json."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """What was recovered of one example: the score of the attack whose guess is shown, None if none
-    applies, and the verdict over all attacks.
+    """The result for one example over all attacks.
+
+    score: of the attack whose guess is shown; None if no attack applies.
+    verdict: over all attacks.
     """
 
     score: Any
@@ -305,8 +315,14 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """Results of one run: by target the blind guess, and the score of each attack.
+    """Results of all attacks on one run.
 
+    kind: attacks on images, or on texts.
+    record: of the run.
+    threat: what the adversary sees and knows.
+    targets: the attacked updates.
+    blind: the blind guess by target.
+    results: the score of each attack by target.
     refused: why an attack did not apply, by its name.
     membership: TPR at 1 % FPR of one payload for an example that is clipped, by the closed form;
         None without noise and for several local steps.
@@ -345,11 +361,15 @@ def attack_each(
         prior, blind, score = kind.task(target, knowledge, examples)
         scores = []
         for place, attack in enumerate(attacks):
-            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), attack.name)
+            tick_attack = partial(
+                _report_progress, tick, (number, len(targets)), (place, len(attacks)), attack.name
+            )
             generator = public_generator(options.seed, "attack", number, attack.name)
             try:
-                guess, took = attempt(attack, target, knowledge, prior, generator, options, part)
-                scores.append(score(attack.name, guess, took))
+                guess, seconds = attempt(
+                    attack, target, knowledge, prior, generator, options, tick_attack
+                )
+                scores.append(score(attack.name, guess, seconds))
             except DoesNotApply as error:
                 refused[attack.name] = str(error)
         results.append(tuple(scores))
@@ -368,11 +388,13 @@ def attack_each(
     )
 
 
-def _tell(
+def _report_progress(
     tick: Tick, update: tuple[int, int], attack: tuple[int, int], name: str, share: float, text: str
 ) -> None:
-    """The progress of an attack as that of all of them. update, attack: its number, and how many
-    there are.
+    """Report the progress of one attack as that of all attacks.
+
+    update: the number of the update, and how many there are.
+    attack: the number of the attack on it, and how many there are.
     """
     (number, targets), (place, attacks) = update, attack
     tick(
@@ -390,13 +412,16 @@ def attempt(
     options: Options,
     tick: Tick,
 ) -> tuple[Guess, float]:
-    """A guess and the seconds that it took. Raises DoesNotApply as the attack."""
+    """The guess of an attack, and the seconds that it took.
+
+    Raises DoesNotApply for an observation that the attack cannot use.
+    """
     started = time.monotonic()
 
     def progress(step: int, total: int, text: str) -> None:
-        # whichever ends the search first
-        spent = (time.monotonic() - started) / (options.seconds or math.inf)
-        tick(min(max(step / max(total, 1), spent), 1.0), f": {text}")
+        # the search ends with its steps or its time, so that the larger share counts
+        time_share = (time.monotonic() - started) / (options.seconds or math.inf)
+        tick(min(max(step / max(total, 1), time_share), 1.0), f": {text}")
 
     tick(0.0, "")
     guess = attack.run(

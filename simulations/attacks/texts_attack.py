@@ -1,6 +1,4 @@
-"""Attack the recorded updates of a text workload, and show which tokens the span test and matching
-recover.
-"""
+"""Attacks on the updates of a text workload: the span test and matching, and what pages show."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,14 +19,14 @@ from fedlsg.simulations.attacks.findings import NO_ATTACK, VERDICTS, shown_name
 from fedlsg.simulations.attacks.observations import Record, sigma_of
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.attacks.texts_known import text_public
-from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, scored
+from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, score_texts
 from fedlsg.simulations.report.pages.page import Mark, TokenLine, TokenLines
 
 CANDIDATES = 32
-"""Tokens a position that matching tries where the span test ranks them."""
+"""Tokens a position that matching tries, if the span test can rank them."""
 
 
-def _span(
+def _run_span(
     observation: Observation,
     known: Knowledge,
     prior: TextPrior,
@@ -88,7 +86,7 @@ def _matching(name: str, *, naive: bool) -> Attack:
 
 TEXT_ATTACKS: Mapping[str, Attack] = MappingProxyType(
     {
-        "span": Attack(name="span", run=_span),
+        "span": Attack(name="span", run=_run_span),
         "matching": _matching("matching", naive=False),
         "matching-naive": _matching("matching-naive", naive=True),
     }
@@ -111,8 +109,9 @@ CAPTION = (
 
 
 class Texts(Kind):
-    """Attacks on the texts of one run. ``public``: what is known of them; a blind guess is a list
-    of tokens.
+    """Attacks on the texts of one run. A blind guess is a list of tokens.
+
+    public: what the adversary knows without an update.
     """
 
     outcome, original, known = TextSummary, "sentence", TEXT_ATTACKS
@@ -142,7 +141,7 @@ class Texts(Kind):
         return (
             public.prior(truth.shape[1]),
             blind,
-            lambda name, guess, took: scored(
+            lambda name, guess, took: score_texts(
                 name, guess, truth, public.blind, public.ignored, took, judge
             ),
         )
@@ -159,7 +158,7 @@ class Texts(Kind):
         return facts | ({} if bits is None else {"at most": bits}), {}
 
     def words(self, tokens: Iterable[int]) -> list[str | None]:
-        """Tokens in letters; None for one that was not recovered."""
+        """Tokens as text; None for one that was not recovered (-1)."""
         return [
             self.public.tokenizer.convert_ids_to_tokens(token) if token >= 0 else None
             for token in tokens
@@ -179,14 +178,14 @@ class Texts(Kind):
 
     def shown(self, results: Results, order: Sequence[str]) -> TokenLines:
         """Original, blind guess and every attack of the first texts."""
-        by_target = [
-            sorted(scores, key=lambda score: order.index(score.attack))
+        readings = [
+            [
+                (shown_name(score.attack), score)
+                for score in sorted(scores, key=lambda score: order.index(score.attack))
+            ]
             for scores in results.results
         ]
-        return self._lines(
-            results,
-            lambda number, row: [(shown_name(score.attack), score) for score in by_target[number]],
-        )
+        return self._lines(results, lambda number, row: readings[number])
 
     def compared(
         self, results: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
@@ -207,8 +206,10 @@ class Texts(Kind):
         results: Results,
         read: Callable[[int, int], Sequence[tuple[str, ScoredText | None]]],
     ) -> TokenLines:
-        """The first texts. read: what was recovered of a text, by name, from the numbers of its
-        target and of its row.
+        """The lines of the first texts.
+
+        read: names and scores of what was recovered of a text, from the numbers of its target and
+            of its row.
         """
         lines: list[TokenLine] = []
         for number, (target, blind) in enumerate(zip(results.targets, results.blind, strict=True)):
@@ -231,19 +232,26 @@ class Texts(Kind):
     def _recovered(
         self, name: str, score: ScoredText | None, row: int, text: Sequence[int], held: set[int]
     ) -> TokenLine:
-        """A recovered text next to the true one; ``held``: tokens that the batch has."""
+        """A recovered text, marked by the true one.
+
+        score: None if no attack applied.
+        row: of the text in its batch.
+        text: its true tokens.
+        held: tokens that the batch has.
+        """
         if score is None:
             return TokenLine(name=name, tokens=((NO_ATTACK, ""),))
-        pairs = [
-            (token, true)
-            for token, true in zip(score.tokens[row].tolist(), text, strict=True)
-            if token >= 0 and token not in self.public.ignored
-        ]
-        marks: list[Mark] = [
-            "found" if token == true else "moved" if token in held else "wrong"
-            for token, true in pairs
-        ]
-        return self._line(name, [token for token, _ in pairs], marks)
+        tokens: list[int] = []
+        marks: list[Mark] = []
+        for token, true in zip(score.tokens[row].tolist(), text, strict=True):
+            if token < 0 or token in self.public.ignored:
+                continue
+            tokens.append(token)
+            if token == true:
+                marks.append("found")
+            else:
+                marks.append("moved" if token in held else "wrong")
+        return self._line(name, tokens, marks)
 
     def _line(
         self, name: str, tokens: Sequence[int], marks: Sequence[Mark], *, first: bool = False
@@ -253,11 +261,12 @@ class Texts(Kind):
 
 
 def bits_at_most(targets: Sequence[Target]) -> str | None:
-    """The most that noise lets through: a Gaussian channel of power B^2 C^2 / sigma^2 C^2 carries
-    half of it in nats.
+    """The mutual information of a batch and its payload is at most B^2 / (2 sigma^2) nats.
 
-    The bound holds on average over all texts. There is none without noise, or for several local
-    steps.
+    A sum of B clipped gradients has a norm of at most B C, the noise a deviation of sigma C in each
+    of d dimensions. Such a Gaussian channel carries at most d/2 log(1 + B^2 / (d sigma^2)) nats,
+    which is below B^2 / (2 sigma^2) for every d; over log 2 in bits. The bound holds on average
+    over all texts. None without noise, or for several local steps.
     """
     seen = targets[0].seen
     if not seen.mechanism.private or seen.local.steps > 1:

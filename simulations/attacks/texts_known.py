@@ -1,6 +1,4 @@
-"""What is known of a workload's texts beforehand: the tokenizer, how often public texts hold each
-token, and the public texts that a verdict compares a reading with.
-"""
+"""Public knowledge of a workload's texts: tokenizer, frequencies of tokens, texts for verdicts."""
 
 from collections import Counter
 from collections.abc import Callable, Set
@@ -27,21 +25,30 @@ from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenize
 from fedlsg.simulations.workloads.rows.shards import data_root
 
 PUBLIC_TEXTS = 5000
+"""Texts of the test split that are read at most."""
 UNSEEN = 0.1
-"""Count of a token that no public text holds: it stays possible."""
+"""Added to the count of every token: one that no public text holds stays possible."""
 Bags = list[Counter[int]]
+"""Copies of each token, a Counter for each text."""
 Judge = Callable[[Bags, float | None], tuple[Recognition, ...]]
 """A verdict on each original of an update, from guesses and what the search leaves unexplained."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextPublic:
-    """What is known of a workload's texts beforehand.
+    """What an adversary knows of a workload's texts without an update.
 
-    tokenizer: the model's own.
-    ignored: padding, begin, end: they count on neither side.
-    counts: copies of each token in each public text, which the blind guess and the prior are made
-        of.
+    tokenizer: that of the model.
+    ignored: padding, begin and end, which no score counts.
+    special: tokens that no text holds: padding, unused and special ones, but for begin and end.
+    words: path of the model's table of word embeddings.
+    embeddings: path of the module that has this table.
+    pad: the token of padding.
+    begin: the first token of every text; None if the tokenizer has none.
+    end: the last token of every text; None if the tokenizer has none.
+    size: tokens in the table.
+    types: token types (segments) of the public texts.
+    counts: copies of each token in each public text, for the blind guess and the prior.
     """
 
     tokenizer: Any
@@ -57,10 +64,10 @@ class TextPublic:
     counts: tuple[Counter[int], ...]
 
     def prior(self, length: int) -> TextPrior:
-        """For texts of ``length`` tokens, special ones included."""
+        """The prior of texts of ``length`` tokens, those of begin and end included."""
         total = torch.full((self.size,), UNSEEN, dtype=torch.float64)
-        for counted in self.counts:
-            for token, copies in counted.items():
+        for bag in self.counts:
+            for token, copies in bag.items():
                 total[token] += copies
         vocabulary = Vocabulary(
             embeddings=self.embeddings,
@@ -72,34 +79,30 @@ class TextPublic:
             types=self.types,
         )
         total[[*self.ignored]] = 0.0
-        inner = length - (self.begin is not None) - (self.end is not None)
-        ends = (
-            ([] if self.begin is None else [self.begin]),
-            ([] if self.end is None else [self.end]),
-        )
+        first = [] if self.begin is None else [self.begin]
+        last = [] if self.end is None else [self.end]
+        inner = length - len(first) - len(last)
         return TextPrior(
             vocabulary=vocabulary,
             log_frequency=(total / total.sum()).log().float(),
-            blind=torch.tensor([*ends[0], *self.blind(inner), *ends[1]]),
+            blind=torch.tensor([*first, *self.blind(inner), *last]),
         )
 
     def blind(self, count: int) -> list[int]:
-        """The ``count`` tokens that hold most of a public text on average: no other guess blind to
-        it holds more.
+        """The ``count`` tokens with the largest mean recall of a public text.
 
-        A token is in it more than once if that pays: its second copy counts the texts that hold it
-        twice.
+        The gain of the k-th copy of a token is the number of texts with k copies or more. It falls
+        with k, so that the ``count`` largest gains are the best guess. If public texts have fewer
+        copies, the first token fills the rest.
         """
-        held: Counter[tuple[int, int]] = Counter()
-        for counted in self.counts:
-            held.update(
-                (token, copy) for token, copies in counted.items() for copy in range(copies)
-            )
-        most = [token for (token, _), _ in held.most_common(count)]
-        return [*most, *most[:1] * (count - len(most))]
+        gains: Counter[tuple[int, int]] = Counter()
+        for bag in self.counts:
+            gains.update((token, copy) for token, copies in bag.items() for copy in range(copies))
+        tokens = [token for (token, _), _ in gains.most_common(count)]
+        return [*tokens, *tokens[:1] * (count - len(tokens))]
 
-    def judge(self, truth: Int64[Tensor, "batch positions"], examples: int) -> "Judge":
-        """Verdicts on these originals, of ``examples`` that the run judges."""
+    def judge(self, truth: Int64[Tensor, "batch positions"], examples: int) -> Judge:
+        """A judge of guesses at these originals, of ``examples`` originals in the whole run."""
         originals = bags(truth, self.ignored)
         pool = TextPool(texts=self.counts).unlike(
             originals, pool_size(examples), public_generator(0, "public texts")
@@ -108,10 +111,11 @@ class TextPublic:
         true = [pool.vector(bag) for bag in originals]
 
         def verdicts(guesses: Bags, unexplained: float | None) -> tuple[Recognition, ...]:
-            rivals, found = pool.similarities(guesses), [pool.vector(bag) for bag in guesses]
+            rivals = pool.similarities(guesses)
+            vectors = [pool.vector(bag) for bag in guesses]
             return tuple(
                 recognise(
-                    torch.tensor([dot(guess, text) for guess in found]),
+                    torch.tensor([dot(vector, text) for vector in vectors]),
                     rivals,
                     examples=examples,
                     least=RECOVERED_TEXT,
@@ -124,14 +128,18 @@ class TextPublic:
         return verdicts
 
 
-def bags(tokens: Int64[Tensor, "batch positions"], ignored: Set[int]) -> "Bags":
-    """Copies of each token of each text, without ``ignored`` and unknown ones."""
-    return [Counter(t for t in text if t >= 0 and t not in ignored) for text in tokens.tolist()]
+def bags(tokens: Int64[Tensor, "batch positions"], ignored: Set[int]) -> Bags:
+    """Copies of each token of each text, without those in ``ignored`` and unknown ones (-1)."""
+    return [
+        Counter(token for token in text if token >= 0 and token not in ignored)
+        for text in tokens.tolist()
+    ]
 
 
 def text_public(record: Record) -> TextPublic:
-    """From settings, model and public test split. Raises ValueError for a model without a table of
-    word embeddings.
+    """The public knowledge of a record: from its settings, its model and the test split.
+
+    Raises ValueError for a model without a table of word embeddings.
     """
     settings, workload = record.base.settings, record.workload
     folder = None if settings.data_dir is None else Path(settings.data_dir)
@@ -144,15 +152,17 @@ def text_public(record: Record) -> TextPublic:
     assert isinstance(table, nn.Embedding)
     rows = torch.arange(min(PUBLIC_TEXTS, len(workload.test)))
     public, _ = workload.test.batch(rows)
-    pad, begin, end = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+    pad, begin, end = tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id
     ignored = frozenset(int(token) for token in (pad, begin, end) if token is not None)
-    never = (number for word, number in tokenizer.get_vocab().items() if word.startswith("[unused"))
-    kinds = public.get("token_type_ids")
+    unused = (
+        number for word, number in tokenizer.get_vocab().items() if word.startswith("[unused")
+    )
+    token_types = public.get("token_type_ids")
     return TextPublic(
         tokenizer=tokenizer,
         ignored=ignored,
         special=tuple(
-            sorted({*never, *map(int, tokenizer.all_special_ids)} - (ignored - {int(pad)}))
+            sorted({*unused, *map(int, tokenizer.all_special_ids)} - (ignored - {int(pad)}))
         ),
         words=words,
         embeddings=embeddings,
@@ -160,25 +170,27 @@ def text_public(record: Record) -> TextPublic:
         begin=begin,
         end=end,
         size=table.num_embeddings,
-        types=1 if kinds is None else int(kinds.max()) + 1,
+        types=1 if token_types is None else int(token_types.max()) + 1,
         counts=tuple(bags(public["input_ids"], ignored)),
     )
 
 
 def embedding_paths(model: nn.Module) -> tuple[str, str]:
-    """(table of word embeddings according to transformers, module of embeddings that it is in).
+    """Paths of the table of word embeddings, as transformers names it, and of the module with it.
 
     Raises ValueError for a model that has none.
     """
-    ask = next(
-        (m.get_input_embeddings for m in model.modules() if hasattr(m, "get_input_embeddings")),
+    get_table = next(
+        (
+            module.get_input_embeddings
+            for module in model.modules()
+            if hasattr(module, "get_input_embeddings")
+        ),
         None,
     )
-    table = ask() if callable(ask) else None
-    words = next(
-        (name for name, m in model.named_modules() if m is table and isinstance(m, nn.Embedding)),
-        "",
-    )
-    if not words:
-        raise ValueError("the model has no table of word embeddings: its tokens cannot be attacked")
-    return words, words.rpartition(".")[0]
+    table = get_table() if callable(get_table) else None
+    if isinstance(table, nn.Embedding):
+        for path, module in model.named_modules():
+            if module is table and path:
+                return path, path.rpartition(".")[0]
+    raise ValueError("the model has no table of word embeddings: its tokens cannot be attacked")

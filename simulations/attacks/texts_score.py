@@ -1,8 +1,8 @@
-"""How much of the texts did an attack recover? Compared with the truth and with a blind guess.
+"""Scores of recovered texts: compared with the true texts and with a blind guess.
 
 The blind guess is made without the update: many texts hold the most frequent tokens, so some recall
-says nothing about privacy. Texts are token numbers (B, T), padded. Tokens of which no text is made
-(padding, begin, end) are ``ignored``.
+says nothing about privacy. Texts are token numbers (B, T), padded. Padding and the tokens of begin
+and end belong to no text: they are ``ignored``.
 """
 
 import statistics
@@ -16,15 +16,21 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
-from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
+from fedlsg.simulations.attacks.findings import (
+    FORMS,
+    Outcome,
+    Score,
+    common_figures,
+    guess_fields,
+)
 from fedlsg.simulations.attacks.texts_known import Judge, bags
 from fedlsg.simulations.report.pages.table import Column
 
 Blind = Callable[[int], list[int]]
-"""From a number of tokens to a blind guess of so many."""
+"""From a number of tokens to a blind guess of so many tokens."""
 
 ORDER_WEIGHT = 1e-3
-"""What a token at another position counts in pairing, next to 1 for a token that is missing."""
+"""Cost in pairing of a token at another position; a missing token costs 1."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +50,7 @@ class ScoredText(Score):
     exact: int
 
 
-def scored(
+def score_texts(
     name: str,
     guess: Guess,
     truth: Int64[Tensor, "batch positions"],
@@ -53,18 +59,18 @@ def scored(
     seconds: float,
     judge: Judge,
 ) -> ScoredText:
-    """Pair the guessed texts with the true ones, and count.
+    """Pair the guessed texts with the true ones, and count the recovered tokens.
 
-    The blind guess may have as many tokens as the attack named, or as the truth has, whichever is
+    The blind guess has as many tokens as the attack named, or as the truth has, whichever is
     more: an attack gains nothing by naming many.
     """
     tokens = guess.inputs.long()
-    paired = _paired(tokens, truth, ignored)
+    paired = _pair_texts(tokens, truth, ignored)
     most_tokens = max(_count_tokens(tokens, ignored), _count_tokens(truth, ignored))
     true_tokens = truth.flatten().tolist()
     pairs = zip(paired.tolist(), truth.tolist(), strict=True)
     return ScoredText(
-        **of_guess(name, guess, seconds),
+        **guess_fields(name, guess, seconds),
         recognitions=judge(bags(tokens, ignored), guess.unexplained),
         tokens=paired,
         recall=token_recall(paired.flatten().tolist(), true_tokens, ignored=ignored),
@@ -77,23 +83,24 @@ def _count_tokens(texts: Int64[Tensor, "batch positions"], ignored: frozenset[in
     return sum(token not in ignored for token in texts.flatten().tolist())
 
 
-def _paired(
+def _pair_texts(
     guessed: Int64[Tensor, "guesses positions"],
     truth: Int64[Tensor, "batch positions"],
     ignored: frozenset[int],
 ) -> Int64[Tensor, "batch positions"]:
     """The guessed texts in the order of the true ones, so that all pairs together miss least."""
-    missed = [
-        [_missed(text, true, ignored) for true in truth.tolist()] for text in guessed.tolist()
+    true_texts = truth.tolist()
+    costs = [
+        [_count_missed(guess, true, ignored) for true in true_texts] for guess in guessed.tolist()
     ]
-    guesses, truths = best_matching(torch.tensor(missed))
+    guesses, truths = best_matching(torch.tensor(costs))
     paired = torch.full_like(truth, -1)
     paired[truths] = guessed[guesses]
     return paired
 
 
-def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int]) -> float:
-    """How many tokens of a true text a guess lacks, plus a little for tokens at other positions."""
+def _count_missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int]) -> float:
+    """How many tokens of a true text a guess lacks, plus ``ORDER_WEIGHT`` a misplaced token."""
     wanted = sum(token not in ignored for token in truth)
     recovered = token_recall(guess, truth, ignored=ignored) * wanted if wanted else 0.0
     misplaced = sum(a != b for a, b in zip(guess, truth, strict=True))
@@ -102,7 +109,11 @@ def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int])
 
 @dataclass(frozen=True, kw_only=True)
 class TextSummary(Outcome):
-    """One attack over all updates of one batch size; figures are shares of the tokens."""
+    """One attack over all updates of one batch size; figures are shares of the tokens.
+
+    recall: mean over updates, see ``ScoredText``.
+    exact: number of texts that are recovered token by token, of all updates.
+    """
 
     columns = (
         Column("recognised", lambda row: f"{row.recognised} of {row.examples}"),
@@ -113,7 +124,7 @@ class TextSummary(Outcome):
         Column(
             "95 % interval",
             lambda row: row.gain,
-            lambda g: f"{100 * g.low:+.0f} to {100 * g.high:+.0f}",
+            lambda gain: f"{100 * gain.low:+.0f} to {100 * gain.high:+.0f}",
         ),
         Column("exact", lambda row: f"{row.exact} of {row.examples}"),
     )
@@ -157,10 +168,10 @@ class TextSummary(Outcome):
     @classmethod
     def of(cls, results: Sequence[ScoredText], batch: int) -> "TextSummary":
         """Means over the updates of one attack's results."""
-        gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
-        recall = statistics.fmean(r.recall for r in results)
-        blind = statistics.fmean(r.blind for r in results)
+        gains = torch.tensor([score.recall - score.blind for score in results], dtype=torch.float64)
+        recall = statistics.fmean(score.recall for score in results)
+        blind = statistics.fmean(score.blind for score in results)
         common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
-        if (gain := common["gain"]) is not None:  # no gain of a share is larger
+        if (gain := common["gain"]) is not None:  # a difference of two shares is in [-1, 1]
             common["gain"] = replace(gain, low=max(-1.0, gain.low), high=min(1.0, gain.high))
-        return cls(**common, recall=recall, exact=sum(r.exact for r in results))
+        return cls(**common, recall=recall, exact=sum(score.exact for score in results))

@@ -289,9 +289,9 @@ def attack(
     }
     if membership:
         with starting():
-            from fedlsg.simulations.attacks.membership import membership_command, only
+            from fedlsg.simulations.attacks.membership import membership_command, only_run
 
-        run = only(runs or [], asked)
+        run = only_run(runs or [], asked)
         return membership_command(
             run, given, console, shadows=shadows, seed=seed, device=where, out=out
         )

@@ -1,15 +1,14 @@
-"""Options of the command line: how one is written; and every setting as one: ``--learning-rate
-0.5``.
+"""Options of the command line; each setting is one: ``--learning-rate 0.5``.
 
 ``--learning-rate 0.5`` means ``-c learning_rate=0.5``. These options are not declared one by one:
-an option that the command has not is a setting, or an error that says which name was meant:
-options, settings, values, methods, codecs and workloads, all together. Settings of methods are
-known once torch is imported, which is not done for names that need no look.
+an option that a command does not have is a setting, or else an error. The error names the nearest
+option, setting, value, method, codec or workload. Settings of methods are known after an import of
+torch, which is slow, so that it is made for unknown names only.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,27 +31,22 @@ console = Console()
 
 
 def starting() -> AbstractContextManager[Any]:
-    """A live line on a terminal while a command imports what it needs, which takes seconds; else
-    nothing.
-    """
+    """A live line on a terminal during the imports of a command, which take seconds."""
     return console.status("starting")
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
-    """An option whose own help says its default, in words that also cover what a workload
-    decides.
-    """
+    """An option whose help text names the default itself, because a workload may decide it."""
     return typer.Option(*names, help=help, metavar=metavar, show_default=False)
 
 
 def setting(name: str, *names: str) -> Any:
-    """The option of a setting of every run: its declaration's sentence, choices and default."""
+    """The option of a setting of every run; its help is that of the declaration."""
     return option(*names, help=_sentence(RUN[name]))
 
 
 def device_in(given: dict[str, Any]) -> Device:
-    """Take the setting ``device`` out of given ones: a command that looks at a run has a device of
-    its own.
+    """Take the setting ``device`` out of ``given``: it is that of the command, not of its run.
 
     Raises ValueError for anything that is not a device.
     """
@@ -63,29 +57,20 @@ def device_in(given: dict[str, Any]) -> Device:
 def let_run(
     runs: Sequence[str], given: dict[str, Any], trust_code: bool, *, needs: Collection[str] = READS
 ) -> dict[str, Any]:
-    """Let the code that run directories name run, as far as ``allow_code`` does; returns the other
-    given settings.
-    """
-    used = {
-        name
-        for run in runs
-        for name in allow_code(
-            Path(run).expanduser(),
-            given,
-            trust_code=trust_code,
-            needs=needs,
-            say=lambda line: console.print(
-                line, style="yellow", markup=False, highlight=False, soft_wrap=True
-            ),
-        )
-    }
+    """Permit the code that run directories name, as ``allow_code``; returns the other settings."""
+
+    def say(line: str) -> None:
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    used = set[str]()
+    for run in runs:
+        path = Path(run).expanduser()
+        used.update(allow_code(path, given, trust_code=trust_code, needs=needs, say=say))
     return {name: value for name, value in given.items() if name not in used}
 
 
 def only_code(given: dict[str, Any]) -> dict[str, Any]:
-    """Given settings, all of which name code. Raises ValueError for others: a run has its
-    settings.
-    """
+    """``given``, if all of its settings name code. Raises ValueError for others."""
     if other := sorted(given.keys() - code_in(given).keys()):
         raise ValueError(
             f"a run has its settings; leave out {', '.join(other)}, or name its own code as "
@@ -125,7 +110,7 @@ Label = Annotated[
 ]
 Opens = Annotated[bool, option("--open", help="Open a page in the browser that follows the run.")]
 
-USUAL = {
+METHOD_HELP = {
     "rank": "Rank r of the carriers.",
     "sparsity": "Share p of units or coordinates that is frozen.",
     "clip_norm": "Clip norm C of an example's gradient.",
@@ -134,8 +119,8 @@ USUAL = {
     "optimizer": "Server optimizer: sgd, adam, Yogi or another class of torch.optim.",
     "momentum": "Momentum of the server's SGD.",
 }
-"""Settings of methods and server that ``--help`` shows, with their declared sentences; a test
-compares them.
+"""Settings of methods and server in ``--help``, with their declared sentences, which would need
+torch; a test compares them.
 """
 HELP_SETTINGS = frozenset(
     {
@@ -172,17 +157,22 @@ HELP_SETTINGS = frozenset(
         "workers",
     }
 )
-"""Settings of a run that ``--help`` shows; ``--help-all`` shows all."""
-WORDS = ("true", "false", "yes", "no")
+"""Settings of a run in ``--help``; ``--help-all`` shows all."""
+BOOLEAN_WORDS = ("true", "false", "yes", "no")
+"""Values of a setting that is a bool."""
 RECIPES = Path(__file__).parents[2] / "strategies" / "recipes"
-NUMBERS = ("--epsilons", "--ranks", "--sparsities", "--sigmas")
-METHODS = ("--methods", "--compare")
+NUMBER_LISTS = ("--epsilons", "--ranks", "--sparsities", "--sigmas")
+"""Options with a list of numbers, which may be several words."""
+METHOD_LISTS = ("--methods", "--compare")
+"""Options with a list of methods, which may be several words."""
 
 
 class WithSettings(typer.core.TyperCommand):
     """A command with ``-c NAME=VALUE``, and with each setting as an option."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The declared parameters, and ``--help-all``."""
+
         def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
             if value and not ctx.resilient_parsing:
                 ctx.meta["help_all"] = True
@@ -200,33 +190,38 @@ class WithSettings(typer.core.TyperCommand):
         return [*super().get_params(ctx), more]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments after settings are written as ``-c name=value``."""
         known = {
             name: param
             for param in self.get_params(ctx)
             for name in param.opts
             if name.startswith("-")
         }
-        return super().parse_args(ctx, _written(args, known, resilient=ctx.resilient_parsing))
+        return super().parse_args(
+            ctx, arguments_in_full(args, known, resilient=ctx.resilient_parsing)
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        whole = ctx.meta.get("help_all", False)
-        taken = {param.name for param in self.params}
+        """The help of the declared options, then that of settings by group."""
+        declared = {param.name for param in self.params}
         super().format_options(ctx, formatter)
-        for group, names in _groups(whole=whole).items():
-            rows = [(option_of(name), text) for name, text in names.items() if name not in taken]
+        groups = sentences_by_group(whole=ctx.meta.get("help_all", False))
+        for group, names in groups.items():
+            rows = [(option_of(name), text) for name, text in names.items() if name not in declared]
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of the declared options, then those of settings."""
         items = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            there = {item.value for item in items}
-            names = [option_of(name) for name in [*RUN, *sorted(KNOWN), *USUAL]]
+            present = {item.value for item in items}
+            names = [option_of(name) for name in [*RUN, *sorted(KNOWN), *METHOD_HELP]]
             items += [
                 CompletionItem(name)
                 for name in dict.fromkeys(names)
-                if name.startswith(incomplete) and name not in there
+                if name.startswith(incomplete) and name not in present
             ]
         return items
 
@@ -236,19 +231,27 @@ def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _written(args: Sequence[str], known: Mapping[str, Any], *, resilient: bool) -> list[str]:
+def arguments_in_full(
+    args: Sequence[str], known: Mapping[str, Any], *, resilient: bool
+) -> list[str]:
     """Arguments with ``-c name=value`` for each option that is a setting, and lists with commas.
 
-    Of an option that is given twice the last one counts, as of any other option.
+    known: declared options.
+    resilient: whether an unknown option is kept, as in a completion.
+
+    An option that is given twice has its last value.
     """
-    rest, kept, said = list(args), [], dict[str, str]()
+    rest = list(args)
+    kept: list[str] = []
+    settings: dict[str, str] = {}
     while rest and rest[0] != "--":
         arg = rest.pop(0)
         name, sign, value = arg.partition("=")
-        if name in NUMBERS + METHODS and name in known:
-            belongs = _is_number if name in NUMBERS else _is_method
+        if name in NUMBER_LISTS + METHOD_LISTS and name in known:
+            belongs = _is_number if name in NUMBER_LISTS else _is_method
             values = [value] if sign else rest[:1]
-            del rest[: 0 if sign else 1]
+            if not sign:
+                del rest[:1]
             while rest and belongs(rest[0]):
                 values.append(rest.pop(0))
             kept += [name, ",".join(values)] if values else [name]
@@ -257,41 +260,51 @@ def _written(args: Sequence[str], known: Mapping[str, Any], *, resilient: bool) 
             if name in known and not sign and not getattr(known[name], "is_flag", False) and rest:
                 kept.append(rest.pop(0))
         else:
-            setting = _setting(name, args, known)  # first: an unknown one says what was meant
-            said[setting] = value if sign else _value(name, rest)
-    return [
-        *(word for name, value in said.items() for word in ("-c", f"{name}={value}")),
-        *kept,
-        *rest,
-    ]
+            key = setting_of(name, args, known)  # before the value: an unknown option is an error
+            settings[key] = value if sign else take_value(name, rest)
+    written: list[str] = []
+    for name, value in settings.items():
+        written += ["-c", f"{name}={value}"]
+    return [*written, *kept, *rest]
 
 
-def _setting(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
-    """The setting of an option. Raises a usage error for none, which says what was meant."""
+def setting_of(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
+    """The setting of an option. Raises a usage error, with the nearest name, for no setting."""
     name = option[2:].replace("-", "_")
-    own = any(".py:" in arg for arg in args)  # a method of the user's own may declare any
-    if name not in RUN and name not in KNOWN and name not in all_settings() and not own:
+    has_own_code = any(".py:" in arg for arg in args)  # a user's own method may declare any name
+    if name not in RUN and name not in KNOWN and name not in all_settings() and not has_own_code:
         raise click.NoSuchOption(
             option, message=f"No such option: {option}{meant_option(option, known)}"
         )
     return name
 
 
-def _value(option: str, rest: list[str]) -> str:
+def take_value(option: str, rest: list[str]) -> str:
+    """The value of an option, which is taken out of the rest of the words; a bool needs none."""
     name = option[2:].replace("-", "_")
-    if name in RUN and RUN[name].kind is bool and (not rest or rest[0].lower() not in WORDS):
+    if (
+        name in RUN
+        and RUN[name].kind is bool
+        and (not rest or rest[0].lower() not in BOOLEAN_WORDS)
+    ):
         return "true"
     if rest and (not rest[0].startswith("-") or _is_number(rest[0])):
         return rest.pop(0)
-    if name not in RUN and name in (known := all_settings()) and known[name].kind is bool:
-        return "true"
+    if name not in RUN:
+        declared = all_settings().get(name)
+        if declared is not None and declared.kind is bool:
+            return "true"
     raise click.BadOptionUsage(option, f"{option} needs a value")
 
 
 def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        return [float(word) for word in text.split(",")] != []
-    return False
+    """Whether a word is a number, or numbers with commas."""
+    try:
+        for word in text.split(","):
+            float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_method(text: str) -> bool:
@@ -299,8 +312,8 @@ def _is_method(text: str) -> bool:
     return (RECIPES / f"{text.lower().replace('-', '_')}.py").is_file() or "," in text
 
 
-def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
-    """Sentences of settings by name, in groups."""
+def sentences_by_group(*, whole: bool) -> dict[str, dict[str, str]]:
+    """Help of settings by group and name; ``whole``: of all settings."""
     if whole:
         from fedlsg.simulations.settings.show_settings import by_group
 
@@ -313,22 +326,21 @@ def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
         group: {name: _sentence(RUN[name]) for name in names if name in HELP_SETTINGS}
         for group, names in GROUPS_OF_RUN.items()
     }
-    return {**groups, "Methods and server": dict(USUAL)}
+    return {**groups, "Methods and server": dict(METHOD_HELP)}
 
 
-def _sentence(one: Declared) -> str:
-    words = [one.setting.meaning.removesuffix(".")]
-    words += [] if all(str(choice) in words[0] for choice in one.choices) else [one.range]
-    said = (
-        one.kind is not bool
-        and one.default is not None
-        and isinstance(one.default, str | int | float)
-    )
-    words += [f"default {one.default}"] if said else []
-    return "; ".join(words) + "."
+def _sentence(declared: Declared) -> str:
+    """The help of a setting: its meaning, its range or choices, and its default."""
+    meaning = declared.setting.meaning.removesuffix(".")
+    parts = [meaning]
+    if not all(str(choice) in meaning for choice in declared.choices):
+        parts.append(declared.range)
+    if declared.kind is not bool and isinstance(declared.default, str | int | float):
+        parts.append(f"default {declared.default}")
+    return "; ".join(parts) + "."
 
 
-COMMANDS = {
+COMMAND_WORDS = {
     **dict.fromkeys(("train", "fit", "start", "simulate"), "run"),
     **dict.fromkeys(("estimate", "dry-run", "check"), "plan"),
     **dict.fromkeys(("show", "plot", "evaluate", "eval", "view"), "report RUN"),
@@ -340,33 +352,35 @@ COMMANDS = {
     "help": "--help",
     "noise": "calibrate",
 }
-"""Words that people use for a command, by the command that they mean."""
-LIBRARIES = {
+"""Words of other programs, by which people may mean a command."""
+LIBRARY_WORDS = {
     "peft": "fedlsg trains the adapters of a peft model as they are, by any method: give it as "
     "your model in Python, see docs/peft.md",
 }
 """Words that are not methods, and what to do instead."""
-ALIKE = 0.75
-"""How alike a word and the one that it may stand for are at least."""
-QUOTED = re.compile(r"'(\w+)'")
-UNKNOWN = re.compile(
+MIN_SIMILARITY = 0.75
+"""Similarity (``difflib``) of a word and its replacement at least."""
+QUOTED_NAME = re.compile(r"'(\w+)'")
+UNKNOWN_WORD = re.compile(
     r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'"
 )
+"""Errors about an unknown word; the first group is a name, the second a command."""
 
 
 def meant_option(option: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown option."""
+    """The end of an error about an unknown option: the nearest option, or nothing."""
     word, settings = option[2:], all_settings()
-    aliases = {alias: name for name, one in settings.items() for alias in one.setting.aliases}
+    aliases = {
+        alias: name for name, declared in settings.items() for alias in declared.setting.aliases
+    }
     if (name := aliases.get(word.replace("-", "_").lower())) is not None:
         return f"; did you mean {option_of(name)}?"
-    if said := other_name(
-        word, {*settings, *(name.strip("-").replace("-", "_") for name in known)}
-    ):
-        return said
-    if word + "s" in settings:  # epoch: before redraw=epoch
+    names = {*settings, *(name.strip("-").replace("-", "_") for name in known)}
+    if hint := other_name(word, names):
+        return hint
+    if word + "s" in settings:  # --epoch is --epochs, and not the value epoch of redraw
         return f"; did you mean --{word}s?"
-    if (written := _places(settings).get(MEANINGS.get(plain(word), plain(word)))) is not None:
+    if (written := ways_to_write(settings).get(MEANINGS.get(plain(word), plain(word)))) is not None:
         return f"; did you mean {written}?"
     options = [
         *(name[2:] for name in known if name.startswith("--")),
@@ -378,12 +392,11 @@ def meant_option(option: str, known: Iterable[str]) -> str:
 
 def other_name(option: str, known: Collection[str]) -> str:
     """The end of an error about an option that another library has; empty for any other."""
-    said = in_our_words(option, known)
-    return QUOTED.sub(lambda name: option_of(name[1]), said)
+    return QUOTED_NAME.sub(lambda match: option_of(match[1]), in_our_words(option, known))
 
 
 def option_hint(error: click.ClickException) -> str:
-    """The end of an error about an option that a command without settings has not."""
+    """The end of an error about an option that a command without settings does not have."""
     if isinstance(error, click.BadParameter) and error.param and error.param.name == "seeds":
         return ": it is how many, from 0 on, as --seeds 3 for the seeds 0, 1 and 2"
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
@@ -395,30 +408,31 @@ def option_hint(error: click.ClickException) -> str:
 
 
 def elsewhere(text: str) -> str:
-    """What an error about an unknown word may add: that the word is one of another kind, and how to
-    write it.
-    """
-    match = UNKNOWN.search(text)
-    if match and (command := COMMANDS.get(match[2])) is not None:
+    """The end of an error about an unknown word that is a word of another kind: how to write it."""
+    match = UNKNOWN_WORD.search(text)
+    if match and (command := COMMAND_WORDS.get(match[2])) is not None:
         return f"; did you mean fedlsg {command}?"
     word = next(filter(None, match.groups()), "") if match else ""
-    if word in LIBRARIES:
-        return f"; {LIBRARIES[word]}"
+    if word in LIBRARY_WORDS:
+        return f"; {LIBRARY_WORDS[word]}"
     if not word or in_our_words(word, ()) or " is called '" in text:
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
         return f"; an option takes one value: what does {word} belong to?"
-    places, meant = _places(all_settings()), plain(word)
+    places, meant = ways_to_write(all_settings()), plain(word)
     if near := re.search("did you mean '([^']+)'", text, re.IGNORECASE):
         return f"; or {places[meant]}?" if meant in places and plain(near[1]) != meant else ""
     meant = meant if meant in places else nearest(word, places) or ""
-    if SequenceMatcher(None, plain(word), meant).ratio() < ALIKE:
+    if SequenceMatcher(None, plain(word), meant).ratio() < MIN_SIMILARITY:
         return ""
     return f"; or {places[meant]}?" if meant in places else ""
 
 
-def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
-    """How to write a word, by the word: the first kind that has it."""
+def ways_to_write(settings: Mapping[str, Declared]) -> dict[str, str]:
+    """By a word without case and signs, how to write it on the command line.
+
+    A setting comes before a workload, codec, method, choice or scheme of the same name.
+    """
     from fedlsg import strategies
     from fedlsg.payload import all_codecs
     from fedlsg.simulations import workloads
@@ -426,8 +440,8 @@ def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
     ways = {plain(name): f"fedlsg run {name}" for name in workloads.names()}
     ways |= {plain(name): f"--codec {name}" for name in all_codecs()}
     ways |= {plain(name): f"--method {name}" for name in strategies.names()}
-    for name, one in settings.items():
-        for choice in one.choices:
+    for name, declared in settings.items():
+        for choice in declared.choices:
             ways.setdefault(plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
     for scheme in SCHEMES:
         ways.setdefault(scheme, f"--partition {scheme}")

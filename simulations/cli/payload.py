@@ -1,5 +1,4 @@
-"""``fedlsg payload``: one recorded payload as arrays: what was sent, where, and the gradients that
-it implies.
+"""``fedlsg payload``: one recorded payload as arrays: values, positions, implied gradients.
 
 Scale: values are a client's sum over its Poisson batch of clipped per-example gradients, plus its
 noise, after the codec; with K local steps, the sum over the steps. ``dW/NAME`` is the gradient of a
@@ -30,8 +29,11 @@ from fedlsg.simulations.storage.updates import payload_files, read_frame
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What reading one payload needs: the frame of its round, what the server expected, and q_k
-    N_k.
+    """The context that is needed to read one payload.
+
+    frame: of its round.
+    expected: by the server.
+    expected_batch: q_k N_k of the client.
     """
 
     frame: Frame
@@ -60,11 +62,11 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
     with writing_to(file.parent):
         write_atomically(file, buffer.getvalue(), private=is_closed(path.parent))
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
-    said = (
-        f"{len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} "
-        "parameters"
+    print_whole(
+        f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of "
+        f"{len(names)} parameters",
+        console,
     )
-    print_whole(f"{file}: {said}", console)
     print_whole(
         f"They are summed gradients; divided by {float(arrays['divisor']):g}, the client's "
         "expected batch size, they are its mean gradient.",
@@ -102,20 +104,23 @@ def find(run: RunDir, round: int, client: int) -> Path:
 
 
 def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, np.ndarray]:
-    """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor``
-    () and ``dW/NAME``.
+    """The arrays of a payload by name.
 
-    Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the
-    parameter. Raises ValueError for a damaged record.
+    indices: (k,) int64, positions in the flat vector of frame.json.
+    values: (k,) float32, at these positions.
+    divisor: (), q_k N_k.
+    dW/NAME: the gradient of a parameter in its shape, by Eq. 3 or another form of the parameter.
+
+    Raises ValueError for a damaged record.
     """
-    context = recorded(run, round, client, path)
+    context = read_context(run, round, client, path)
     message, expected, frame = path.read_bytes(), context.expected, context.frame
     try:
         values = unpack(message, expected)
     except PayloadError as error:
         raise ValueError(f"{path}: {error}; the record is damaged") from None
-    place = next((carrier.device for carrier in frame.wire.carriers), values.device)
-    gradients = frame.gradients(decode(values.to(place), frame))
+    device = next((carrier.device for carrier in frame.wire.carriers), values.device)
+    gradients = frame.gradients(decode(values.to(device), frame))
     indices = expected.indices
     if expected.index_mode == "chosen":
         indices = chosen_positions(
@@ -130,14 +135,18 @@ def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, 
     return arrays | {f"dW/{name}": gradient.cpu().numpy() for name, gradient in gradients.items()}
 
 
-def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
-    """From the files of the round alone. Raises ValueError for a missing file; DamagedError."""
+def read_context(run: RunDir, round: int, client: int, path: Path) -> Context:
+    """The context of a payload, from the files of its round.
+
+    Raises ValueError for a missing file or an attempt that was not counted, DamagedError for a
+    damaged file.
+    """
     try:
         frame, about = read_frame(path.parent)
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename} is missing: restore it from a copy") from None
-    settings, own = run.read_config(), about["clients"].get(str(client))
-    if own is None:
+    settings, of_client = run.read_config(), about["clients"].get(str(client))
+    if of_client is None:
         raise ValueError(
             f"{path} is of an attempt that the server did not count: {path.parent / 'frame.json'} "
             f"does not list client {client}"
@@ -150,14 +159,14 @@ def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
         indices=frame.wire.indices,
         digest=frame.digest,
         blocks=frame.wire.blocks,
-        dither=Dither(seed=settings.seed, client=client, noise_std=own["noise_std"]),
+        dither=Dither(seed=settings.seed, client=client, noise_std=of_client["noise_std"]),
         most=about["most"],
     )
-    return Context(frame=frame, expected=expected, expected_batch=own["expected_batch"])
+    return Context(frame=frame, expected=expected, expected_batch=of_client["expected_batch"])
 
 
 def spans(numbers: Mapping[int, object]) -> str:
-    """Numbers as text, runs of neighbours joined: "1-4, 7"."""
+    """Numbers as text, consecutive ones as a span: "1-4, 7"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:

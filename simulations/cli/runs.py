@@ -1,8 +1,7 @@
-"""``fedlsg runs``: the runs of a folder as a list, and chosen ones side by side, in the terminal
-and as a page.
+"""``fedlsg runs``: the runs of a folder as a list, and chosen ones side by side.
 
 The folders may come from anybody. They are read as ``fedlsg report`` reads them: no code of a run
-is run, no link is followed out of one, and what cannot be read is named and left out.
+is executed, no link is followed out of a run, and an unreadable run is named and left out.
 """
 
 import math
@@ -49,20 +48,26 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.user_code import shown
 
 DEPTH = 3
-"""Folders inside folders are searched so far: runs, comparisons in them, and their cells."""
+"""Levels of folders that are searched: runs, comparisons, and their cells."""
 READERS = {
     "client": "everybody",
     "secure": "the sum's readers",
     "aggregate": "the sum's readers",
     "server": "outside",
 }
-"""Against whom epsilon holds, by ``trust``; of a finished secure sum the summary knows more."""
+"""By ``trust``, against whom epsilon holds; a finished secure sum has better words in its summary.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One run of a list. ``name``: its path below the folder. ``began``: seconds since 1970; None:
-    it is a secret.
+    """One run of a list.
+
+    name: its path below the folder.
+    path: its directory.
+    state: finished, running, or the status of its results.
+    result: settings, rounds and summary.
+    began: seconds since 1970; None if it is secret.
     """
 
     name: str
@@ -73,7 +78,7 @@ class Listed:
 
     @property
     def epsilon(self) -> float | None:
-        """What is claimed: None for runs without privacy, and before the first round."""
+        """The claimed epsilon; None for runs without privacy, and before the first round."""
         run = self.result
         claims = run.private if run.done else run.noisy and not run.settings.get("reproducible")
         return run.epsilon_max if claims else None
@@ -82,51 +87,52 @@ class Listed:
     def reader(self) -> str:
         """Against whom epsilon holds."""
         trust = str(self.result.settings.get("trust", "client"))
-        strong = (
-            strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
-        )
+        reader = ""
+        if self.result.done:
+            reader = strongest(self.result.summary).removeprefix(" against ")
+        reader = reader or READERS.get(trust, trust)
         level = unit_in(self.result.settings).level
-        return (strong or READERS.get(trust, trust)) + (level and f", {level}")
+        return f"{reader}, {level}" if level else reader
 
     @property
     def bytes(self) -> int | None:
-        """Payload bytes up and down; None where a trusted server keeps them to itself."""
+        """Payload bytes up and down; None if a trusted server keeps them secret."""
         rows = self.result.rows
-        return (
-            sum(row.uplink_bytes + row.downlink_bytes for row in rows)
-            if all(row.shows_participation for row in rows)
-            else None
-        )
+        if not all(row.shows_participation for row in rows):
+            return None
+        return sum(row.uplink_bytes + row.downlink_bytes for row in rows)
 
     @property
     def seconds(self) -> float | None:
+        """Seconds of the whole run; None before its end."""
         seconds = self.result.summary.get("wall_seconds")
         return None if seconds is None else float(seconds)
 
 
 def _epsilon(run: Listed) -> str:
+    """The claimed epsilon in words."""
     if run.epsilon is None:
         return NOT_PRIVATE if run.result.done or not run.result.noisy else "--"
     return epsilon_words(run.epsilon) + ("" if run.result.done else " so far")
 
 
 def _score(run: Listed) -> str:
-    """Accuracy, or the loss where there are no classes."""
+    """The accuracy in words; without classes, the last loss."""
     if run.result.accuracy is not None or not (losses := course_of(run)):
         return percent(run.result.accuracy)
     return f"loss {losses[-1]:.3g}"
 
 
 def course_of(run: Listed) -> tuple[float, ...]:
-    """The accuracy round by round, or the loss where there are no classes."""
+    """The accuracy over rounds, without classes the loss; about ``CURVE_POINTS`` values."""
     rows = run.result.rows
-    shares = [row.accuracy for row in rows if row.accuracy is not None]
-    curve = shares or [row.loss for row in rows if row.loss is not None]
-    thin = max(1, len(curve) // POINTS)
-    return tuple(curve[::-thin][::-1])
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    curve = accuracies or [row.loss for row in rows if row.loss is not None]
+    step = max(1, len(curve) // CURVE_POINTS)
+    return tuple(curve[::-step][::-1])  # from the end, so that the last value is kept
 
 
-def _when(seconds: float) -> str:
+def time_words(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d\N{NO-BREAK SPACE}%H:%M}"
 
 
@@ -134,18 +140,18 @@ def _setting(name: str) -> Callable[[Listed], str]:
     return lambda run: shown(str(run.result.settings.get(name, "")))
 
 
-def _words(name: str, value: Callable[[Listed], str], optional: int = 0) -> Column:
-    """A column of somebody else's words."""
+def words_column(name: str, value: Callable[[Listed], str], optional: int = 0) -> Column:
+    """A column of words from a run, which may be anybody's: they are made printable."""
     return Column(
         name, value, key=name, words=lambda run: printable(value(run)), left=True, optional=optional
     )
 
 
 COLUMNS = (
-    _words("run", lambda run: run.name),
+    words_column("run", lambda run: run.name),
     Column("state", lambda run: run.state, key="state", left=True),
-    _words("method", _setting("method"), optional=5),
-    _words("workload", _setting("workload"), optional=4),
+    words_column("method", _setting("method"), optional=5),
+    words_column("workload", _setting("workload"), optional=4),
     Column("epsilon", lambda run: run.epsilon, key="epsilon", words=_epsilon),
     Column(
         "against",
@@ -157,7 +163,7 @@ COLUMNS = (
     Column("accuracy", lambda run: run.result.accuracy, key="accuracy", words=_score),
     Column("bytes", lambda run: run.bytes, human_bytes, "bytes", optional=6),
     Column("time", lambda run: run.seconds, duration, "seconds", optional=2),
-    Column("began", lambda run: run.began, _when, "began", left=True, optional=1),
+    Column("began", lambda run: run.began, time_words, "began", left=True, optional=1),
     Column("", lambda run: str(run.path), key="path"),
     Column("", lambda run: len(run.result.rows), key="rounds"),
 )
@@ -172,72 +178,64 @@ ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
     "time": (lambda run: run.seconds, False),
     "began": (lambda run: run.began, True),
 }
-"""What a list is sorted by, and whether the largest comes first."""
+"""By name of an order: the value of a run, and whether the largest comes first."""
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Run directories in a folder, which may be one itself. Raises ValueError for what is no
-    folder.
-    """
+    """Run directories in a folder, which may be one itself. Raises ValueError for no folder."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name one that has run directories in it")
-    directories, waiting = [], [(folder, 0)]
+    runs: list[Path] = []
+    waiting = [(folder, 0)]
     while waiting:
-        place, depth = waiting.pop()
-        if (place / "config.toml").exists():
-            directories.append(place)
+        directory, depth = waiting.pop()
+        if (directory / "config.toml").exists():
+            runs.append(directory)
         elif depth < DEPTH:
             with suppress(OSError):
                 waiting += [
-                    (one, depth + 1)
-                    for one in place.iterdir()
-                    if one.is_dir() and not one.is_symlink()
+                    (inner, depth + 1)
+                    for inner in directory.iterdir()
+                    if inner.is_dir() and not inner.is_symlink()
                 ]
-    return sorted(directories)
+    return sorted(runs)
 
 
 def read_all(folder: Path, say: Say) -> list[Listed]:
-    """Every run of a folder that can be read; ``say`` is told of the others."""
+    """Every run of a folder that can be read; ``say`` gets a line about each other one."""
     runs = []
     for path in find_runs(folder):
-        name = _name(folder, path)
+        name = name_in_list(folder, path)
         try:
             runs.append(listed(path, name))
-        # files of another's: whatever is in them, the other runs are listed
-        except Exception as error:
-            say(
-                printable(
-                    f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"
-                )
-            )
+        except Exception as error:  # a damaged run must not hide the others
+            why = " ".join(str(error).split()) or type(error).__name__
+            say(printable(f"left out: {name}: {why}"))
     return runs
 
 
-def _name(folder: Path, path: Path) -> str:
-    return (
-        path.name
-        if path == folder
-        else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
-    )
+def name_in_list(folder: Path, path: Path) -> str:
+    """The name of a run in the list of a folder."""
+    if path == folder:
+        return path.name
+    return path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
 
 
 def listed(path: Path, name: str) -> Listed:
-    """One run. Raises whatever its files raise."""
+    """One run of a list. Raises any error for a damaged run."""
     result = read_run(path)
-    state = {"done": "finished"}.get(result.status, result.status)
+    state = "finished" if result.status == "done" else result.status
     if not result.summary and is_held(RunDir(path)):
         state = "running"
     secret = result.settings.get("trust") == "server"
-    began = None if secret else _start(path)
+    began = None if secret else began_at(path)
     run = Listed(name=name, path=path.resolve(), state=state, result=result, began=began)
-    list_table([run])  # values of another kind than expected are found here
+    list_table([run])  # raises for values of an unexpected type
     return run
 
 
-def _start(path: Path) -> float:
-    """When the run wrote its first event, which a copy keeps; before that, when its settings were
-    written.
-    """
+def began_at(path: Path) -> float:
+    """The time of the run's first event, which a copy keeps; else that of its settings."""
     # a record: length (8 bytes), its checksum (4), then the field wall_time: its tag (1), a double
     try:
         with (path / EVENTS).open("rb") as file:
@@ -248,53 +246,56 @@ def _start(path: Path) -> float:
 
 
 def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[Listed]:
-    """Sorted; those without a value are last. Raises ValueError for an unknown key, with the known
-    ones.
+    """The runs sorted by a value; those without one (None, NaN) are last.
+
+    Raises ValueError for an unknown order, with the known ones.
     """
-    value, largest = choose("sort", by, ORDERS)
-    known = [
-        run for run in runs if (sort_value := value(run)) is not None and sort_value == sort_value
-    ]
-    return sorted(known, key=value, reverse=largest != reverse) + [
-        run for run in runs if run not in known
-    ]
+    value_of, largest_first = choose("sort", by, ORDERS)
+    with_value: list[Listed] = []
+    others: list[Listed] = []
+    for run in runs:
+        value = value_of(run)
+        is_missing = value is None or value != value
+        (others if is_missing else with_value).append(run)
+    return sorted(with_value, key=value_of, reverse=largest_first != reverse) + others
 
 
 def list_table(runs: Sequence[Listed]) -> Table:
-    """The list."""
+    """A table with a row for each run."""
     return make_table(
         COLUMNS, runs, style=lambda run: "" if run.epsilon is not None else "no-epsilon"
     )
 
 
 def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
-    """Runs by their names in the list, or by paths. Raises ValueError for one that is neither, or
-    that changed.
+    """Runs by their names in the list, or by paths.
+
+    Raises ValueError for a name that is neither, and for files that changed since they were read.
     """
-    chosen = []
+    runs = []
     for name in names:
-        inside = [
+        paths = [
             path
             for path in (folder / name, Path(name).expanduser())
             if (path / "config.toml").exists()
         ]
-        if not inside and folder.is_dir():
-            inside = [
-                path for path in find_runs(folder) if name in (path.name, _name(folder, path))
+        if not paths and folder.is_dir():
+            paths = [
+                path
+                for path in find_runs(folder)
+                if name in (path.name, name_in_list(folder, path))
             ]
-        if not inside:
+        if not paths:
             raise ValueError(
                 f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory"
             )
-        open_run(inside[0], RESULTS, lambda line: say(printable(line)))
-        chosen.append(listed(inside[0], name))
-    return chosen
+        open_run(paths[0], RESULTS, lambda line: say(printable(line)))
+        runs.append(listed(paths[0], name))
+    return runs
 
 
 def compare_table(runs: Sequence[Listed]) -> Table:
-    """Runs side by side: a column each, with the facts of the list, and every setting in which they
-    differ.
-    """
+    """Runs side by side, a column each: facts of the list, and settings in which they differ."""
     facts = [column for column in COLUMNS if column.name and column.name != "run"]
     rows = [Row(cells=(column.name, *(column.shown(run) for run in runs))) for column in facts]
     rows += [
@@ -306,16 +307,22 @@ def compare_table(runs: Sequence[Listed]) -> Table:
 
 
 def differing(runs: Sequence[Listed]) -> dict[str, tuple[str, ...]]:
-    """Settings that are not the same in all runs, and are in the rows above already; folders are
-    left out.
+    """Settings that differ between the runs, in words.
+
+    Folders are left out, and settings with a row of facts: method and workload.
     """
-    said = PLACES | {"method", "workload"}
-    names = dict.fromkeys(name for run in runs for name in run.result.settings if name not in said)
-    values = {name: tuple(_value(run.result.settings.get(name)) for run in runs) for name in names}
-    return {name: found for name, found in values.items() if len(set(found)) > 1}
+    left_out = PLACES | {"method", "workload"}
+    names = dict.fromkeys(name for run in runs for name in run.result.settings)
+    settings = {}
+    for name in names:
+        values = tuple(value_words(run.result.settings.get(name)) for run in runs)
+        if name not in left_out and len(set(values)) > 1:
+            settings[name] = values
+    return settings
 
 
-def _value(value: object) -> str:
+def value_words(value: object) -> str:
+    """The value of a setting in words."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "--"
     if isinstance(value, float):
@@ -324,15 +331,15 @@ def _value(value: object) -> str:
 
 
 PAGE = "runs.html"
-POINTS = 60
-"""Points of a small curve, about."""
+CURVE_POINTS = 60
+"""A small curve has between this and twice this many points."""
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
-TICKS = 100
-"""So many runs of a page, the first ones, can be ticked."""
-COMPARED = (
+MAX_TICKABLE = 100
+"""Runs of a page that can be ticked: the first ones."""
+COMPARED_NOTE = (
     "Tick two or more runs above: here are their facts, and every setting in which they differ."
 )
-WHAT = (
+LIST_NOTE = (
     "Epsilon is the largest over the clients of a run, against the readers named next to it. It "
     "covers that run only: it costs more privacy to choose the best of several runs. Bytes are "
     "payloads, up and down. Course: accuracy, or loss, round by round, from its least to its "
@@ -351,13 +358,23 @@ def runs_command(
     html: str | None,
     opens: bool,
 ) -> None:
-    """List the runs of a folder, or compare chosen ones. Raises ValueError for a folder or run that
-    is none.
+    """List the runs of a folder, or compare chosen ones.
+
+    sort: name of an order.
+    reverse: whether that order is reversed.
+    json: whether to print JSON for programs.
+    compare: names or paths of the chosen runs.
+    html: file of a page; None: no page, or the default one if ``opens``.
+    opens: whether to open the page.
+
+    Raises ValueError for no folder, no run, or an unknown order.
     """
-    place, left_out = Path(folder).expanduser(), list[str]()
+    place = Path(folder).expanduser()
+    left_out: list[str] = []
     ticked = chosen(place, compare, left_out.append)
-    listed = [] if ticked and not (html or opens) else read_all(place, left_out.append)
-    runs = in_order(listed, sort, reverse=reverse)
+    needs_all = not ticked or html or opens
+    every_run = read_all(place, left_out.append) if needs_all else []
+    runs = in_order(every_run, sort, reverse=reverse)
     if json:
         console.out(json_text(records(COLUMNS, ticked or runs)).decode(), end="", highlight=False)
     elif ticked:
@@ -371,8 +388,8 @@ def runs_command(
     if html or opens:
         file = Path(html).expanduser() if html else place / PAGE
         with writing_to(file.parent):
-            named = printable(place if place.name else place.resolve().name)
-            write_atomically(file, runs_page(named, runs, ticked, left_out).encode())
+            title = printable(place if place.name else place.resolve().name)
+            write_atomically(file, runs_page(title, runs, ticked, left_out).encode())
         print_whole(f"page  {printable(file)}", console)
         if opens and not open_file(file):
             print_note("no browser was found: open this file in one", console)
@@ -381,15 +398,21 @@ def runs_command(
 def runs_page(
     place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left_out: Sequence[str]
 ) -> str:
-    """The list as a page; its ticked runs are side by side."""
-    every = [*ticked, *(run for run in runs if run.path not in {one.path for one in ticked})]
-    table, some = list_table(every), every[:TICKS]
+    """The list as a page, the ticked runs first; the page shows ticked runs side by side.
+
+    place: the folder in words.
+    """
+    ticked_paths = {run.path for run in ticked}
+    every = [*ticked, *(run for run in runs if run.path not in ticked_paths)]
+    table = list_table(every)
     rows = [
-        replace(row, spark=course_of(run), ticked=at < len(ticked) if at < TICKS else None)
-        for at, (row, run) in enumerate(zip(table.rows, every, strict=True))
+        replace(
+            row, spark=course_of(run), ticked=index < len(ticked) if index < MAX_TICKABLE else None
+        )
+        for index, (row, run) in enumerate(zip(table.rows, every, strict=True))
     ]
     table = replace(table, rows=tuple(rows), spark="course")
-    compared = replace(compare_table(some), chosen=True)
+    compared = replace(compare_table(every[:MAX_TICKABLE]), chosen=True)
     return render(
         Page(
             kind="fedlsg runs",
@@ -397,8 +420,10 @@ def runs_page(
             lead=f"{len(every)} runs. Tick two or more to see them side by side.",
             advice=tuple(left_out),
             sections=(
-                Section(title="Runs", parts=(table, Text(words=WHAT, style="note"))),
-                Section(title="Side by side", parts=(compared, Text(words=COMPARED, style="note"))),
+                Section(title="Runs", parts=(table, Text(words=LIST_NOTE, style="note"))),
+                Section(
+                    title="Side by side", parts=(compared, Text(words=COMPARED_NOTE, style="note"))
+                ),
             ),
         )
     )

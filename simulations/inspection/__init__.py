@@ -1,9 +1,8 @@
-"""What ``fedlsg inspect`` measures on a simulation, and how it is shown. Nothing in here is
-private.
+"""``fedlsg inspect``: measurements on the training data of a simulation. Nothing here is private.
 
-Here is what is inspected: a model at W_t with its W_0, the frame of its next round, and examples of
-the training data.
-Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
+This file has the subject of an inspection: a model at W_t with its W_0, the frame of its next
+round, and examples of the training data. It reads a run directory and writes nothing into it: no
+ledger is opened, no checkpoint saved.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,18 +43,23 @@ from fedlsg.state import ServerState
 from fedlsg.training import per_unit
 
 Batch = tuple[Inputs, Tensor]
+"""Inputs and targets."""
 Rows = Int64[Tensor, " n"]
 """Positions of examples in the training split."""
 Weights = Mapping[str, Tensor]
 """Trainable parameters, or their gradients, by name."""
 PASS_BYTES = 2**28
-"""Most bytes for per-example gradients of one microbatch; one example may take more."""
+"""Bytes of per-example gradients of one microbatch at most; one example may have more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A prepared run at one moment. ``start`` is W_0 of every trainable parameter, ``run`` None
-    without a run.
+    """A prepared run at one moment.
+
+    base: settings, data, model and mechanism.
+    state: of the server, at W_t.
+    start: W_0 of every trainable parameter.
+    run: its directory; None for settings.
     """
 
     base: Base
@@ -65,6 +69,7 @@ class Subject:
 
     @property
     def model(self) -> nn.Module:
+        """The model at W_t."""
         return self.state.model
 
     @property
@@ -84,23 +89,22 @@ class Subject:
 
     @cached_property  # no round is trained meanwhile
     def layers(self) -> tuple[str, ...]:
-        """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the
-        papers' figures.
-        """
-        matrices = (
-            (n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
-        )
-        owners = {f"{name}.weight" if name else "weight" for name, _ in matrices}
-        return tuple(name for name in self.weights if name in owners)
+        """Names of the trainable weights of Linear and Conv2d layers, in model order."""
+        matrices = {
+            f"{name}.weight" if name else "weight"
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Linear | nn.Conv2d)
+        }
+        return tuple(name for name in self.weights if name in matrices)
 
     @cached_property  # no round is trained meanwhile
     def frame(self) -> Frame:
-        """The frame that the server would announce."""
+        """The frame that the server would announce in ``round``."""
         return self.state.frame(self.round)
 
     def coordinates(self, name: str) -> Coordinates:
-        """Of a parameter in that frame."""
-        return next(c for c in self.frame.coordinates if c.name == name)
+        """The coordinates of a parameter in that frame."""
+        return next(part for part in self.frame.coordinates if part.name == name)
 
     def frame_of(self, method: Method) -> Frame:
         """The frame of the same round under another mask: the carriers are the same."""
@@ -121,7 +125,7 @@ class Subject:
         return 1 if self.base.rows.augment is None else self.base.local.multiplicity
 
     def rows(self, examples: int) -> Rows:
-        """At most ``examples`` rows of the training split, drawn by the public seed."""
+        """At most ``examples`` random rows of the training split, by the public seed."""
         total = len(self.base.workload.train)
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
@@ -129,8 +133,9 @@ class Subject:
     def batches(self, rows: Rows, values: int = 1) -> Iterator[Batch]:
         """Inputs and targets of ``rows`` in microbatches, prepared and augmented as on a client.
 
-        ``values``: of an example's gradient, of which only so many are held at a time. Every pass
-        draws the same dropout, and torch's own generator stays as it was.
+        values: numbers of an example's gradient, by which ``PASS_BYTES`` limits the microbatch.
+
+        Every pass has the same dropout, and torch's own generator is as before afterwards.
         """
         fits = max(1, PASS_BYTES // (4 * values))
         size = max(1, min(self.base.local.microbatch_size, fits) // self.copies)
@@ -151,7 +156,7 @@ class Subject:
 
     @contextmanager
     def at(self, weights: Weights) -> Iterator[None]:
-        """Inside, the model has these weights, by name."""
+        """Inside, the model has these weights."""
         now = {name: W.clone() for name, W in self.weights.items()}
         _write(self.model, weights)
         try:
@@ -163,10 +168,11 @@ class Subject:
 def subject_of_run(
     path: str, *, device: Device = "auto", progress: Progress = silent, clients: bool = False
 ) -> Subject:
-    """The last checkpoint of a run directory, on ``device``, wherever the run was made.
+    """The subject at the last checkpoint of a run directory, on ``device``.
 
-    ``clients``: also of a run whose unit is a client. Raises ValueError if it is none, or has other
-    parameters.
+    clients: whether the unit of the run may be a client.
+
+    Raises ValueError for a folder that is no run, or a checkpoint with other parameters.
     """
     directory = RunDir.open(path)
     refuse_own_noise(directory)
@@ -178,17 +184,15 @@ def subject_of_run(
 def subject_of_settings(
     given: Mapping[str, object], *, progress: Progress = silent, clients: bool = False
 ) -> Subject:
-    """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them.
+    """The subject of settings, as ``fedlsg run`` takes them, at the initial weights.
 
-    ``clients``: also with unit=client.
+    clients: whether the unit may be a client.
     """
     return _subject(resolve(given), None, None, progress, clients=clients)
 
 
 def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
-    """Raise ValueError for settings next to a run directory, and for the name of a workload in its
-    place.
-    """
+    """Raise ValueError for settings next to a run, and for the name of a workload as the run."""
     if run is not None and run in workloads.names() and not Path(run).exists():
         raise ValueError(f"{run} is a workload and no run directory: expected --workload {run}")
     if run is not None and given:
@@ -224,9 +228,7 @@ def _subject(
 def run_in_scratch(
     plan: Plan, on_round: Callable[[Row], None]
 ) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-    """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder,
-    and the summary.
-    """
+    """Run a plan on the local engine in a temporary folder; yields the folder and the summary."""
     from fedlsg.simulations.client.process_state import serving
     from fedlsg.simulations.engines import local
 
@@ -240,6 +242,7 @@ def run_in_scratch(
 
 
 def _write(model: nn.Module, weights: Weights) -> None:
+    """Give the model these weights."""
     with torch.no_grad():
         for name, p in trainable(model).items():
             p.copy_(weights[name])
@@ -269,7 +272,7 @@ def unmasked(frame: Frame) -> Frame:
 def passes(
     subject: Subject, frame: Frame, rows: Rows
 ) -> Iterator[list[Float[Tensor, "batch kept"]]]:
-    """The gradients that are clipped, by microbatch: as in ``client_step``."""
+    """The gradients that a client clips, by microbatch: as in ``client_step``."""
     losses, precision = subject.base.workload.loss, subject.base.local.precision
     for inputs, targets in subject.batches(rows, frame.kept):
         gradients = per_example_gradients(
@@ -280,13 +283,14 @@ def passes(
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Final accuracies of one run with clip and noise, with the clip alone, and with neither; None
-    if training failed.
+    """Final accuracies of one run with and without noise and clip.
 
-    Without the clip it failed if it diverged, or only guesses: the learning rate is too large for
-    longer gradients.
-    standard_error: of one of them, from the size of the test split.
-    rho: norm of a step's noise over the clip norm. Each is None if it is not on record.
+    with_noise: with clip and noise.
+    clip_only: with the clip alone; None if training diverged.
+    neither: without clip and noise; None if training diverged or the model only guesses, because
+        the learning rate is too large for longer gradients.
+    standard_error: of one accuracy, from the size of the test split; None if that is not known.
+    rho: norm of a step's noise over the clip norm; None if it is not on record.
     """
 
     with_noise: float
@@ -297,14 +301,12 @@ class Costs:
 
     @property
     def noise(self) -> float | None:
-        """What the noise costs, a share of the test examples; negative if it helps."""
+        """Accuracy that the noise costs; negative if it helps, None if it is not known."""
         return None if self.clip_only is None else self.clip_only - self.with_noise
 
     @property
     def clip(self) -> float | None:
-        """What the clip costs at the run's learning rate."""
-        return (
-            None
-            if self.neither is None or self.clip_only is None
-            else self.neither - self.clip_only
-        )
+        """Accuracy that the clip costs at the run's learning rate; None if it is not known."""
+        if self.neither is None or self.clip_only is None:
+            return None
+        return self.neither - self.clip_only

@@ -1,12 +1,11 @@
-"""Gradient energy kept: how much of the mean private gradient lies in carriers, by kind, layer and
-round.
+"""Energy kept: the share of the mean private gradient in carriers, by kind, layer and round.
 
 Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy;
 P the projection of carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the
 form core. Energy kept: |P dW|^2 / |dW|^2.
 
-A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no
-method may use it.
+A kind of carriers is one line of ``Moment.kinds``. Carriers of private data are for comparison
+only: no method may use them.
 """
 
 import math
@@ -34,11 +33,11 @@ from fedlsg.simulations.storage.updates import round_folder
 from fedlsg.simulations.workloads.public_data import probe_source
 
 DECAY = 0.9
-"""Of the moving average: M <- DECAY M + W_(t+1) - W_t."""
+"""Decay of the moving average M of updates: M <- DECAY M + W_(t+1) - W_t."""
 
 
 def rounds_of(subject: Subject, given: str) -> list[int]:
-    """Rounds from a list with commas: numbers, or "last" for the one that comes next; ascending.
+    """Rounds from a list with commas, ascending: numbers, or "last" for the next round.
 
     Raises ValueError for anything else, and for a round whose weights are not on record.
     """
@@ -53,10 +52,10 @@ def rounds_of(subject: Subject, given: str) -> list[int]:
 
 
 def weights_at(subject: Subject, round: int) -> Weights:
-    """W_t of every trainable parameter at the start of a round, from 1; without a record of the
-    first and the last.
+    """W_t of every trainable parameter at the start of a round; the first round is 1.
 
-    Raises ValueError for a round that is not on record.
+    The first and the next round need no record. Raises ValueError for another round that is not on
+    record.
     """
     if round == subject.state.round + 1:
         return subject.weights
@@ -71,46 +70,54 @@ def weights_at(subject: Subject, round: int) -> Weights:
         )
     try:
         flat = torch.from_numpy(load_array(path))
-        shapes = {name: p.shape for name, p in trainable(subject.model).items()}
-        parts = flat.split([shape.numel() for shape in shapes.values()])
+        parameters = trainable(subject.model)
+        parts = flat.split([parameter.numel() for parameter in parameters.values()])
         return {
-            n: p.reshape(s).to(subject.weights[n])
-            for (n, s), p in zip(shapes.items(), parts, strict=True)
+            name: part.reshape(parameter.shape).to(subject.weights[name])
+            for (name, parameter), part in zip(parameters.items(), parts, strict=True)
         }
     except (OSError, ValueError, EOFError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
 
 
 def moving_averages(subject: Subject, rounds: Sequence[int]) -> dict[int, Weights | None]:
-    """The moving average of all updates before each round; None for the first round, and without a
-    record.
+    """The moving average M of all updates before each round.
+
+    None for the first round, and from the first round on that is not on record.
     """
     averages: dict[int, Weights | None] = dict.fromkeys(rounds)
-    total: dict[str, Tensor] = {}
+    average: dict[str, Tensor] = {}
     before = subject.start
     for round in range(2, max(rounds) + 1):
         try:
             now = weights_at(subject, round)
         except ValueError:
             return averages
-        total = {name: DECAY * total.get(name, 0.0) + W - before[name] for name, W in now.items()}
+        average = {
+            name: DECAY * average.get(name, 0.0) + W - before[name] for name, W in now.items()
+        }
         before = now
         if round in averages:
-            averages[round] = total
+            averages[round] = average
     return averages
 
 
 Pair = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
+"""L and R."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moment:
-    """A model at the start of a round, by the names of its weights.
+    """The sources of all kinds of carriers at the start of a round, by the names of weights.
 
-    change: W - W_0, None in the first round.
-    average: moving average of the updates so far, None without a record.
-    probed: second moments of the gradients of public inputs, by their source.
-    private: those of training examples.
+    round: its number.
+    weights: W.
+    change: W - W_0; None in the first round.
+    average: moving average of the updates so far; None without a record.
+    probed: second moments of the gradients of public inputs, by source.
+    private: second moments of the gradients of training examples. NOT PRIVATE.
+    seed: the public seed.
+    power_steps: of the power method.
     """
 
     round: int
@@ -129,7 +136,7 @@ class Moment:
         return random_carriers((m, n), rank, generator=self._generator(name, rank), like=W)
 
     def follow(self, matrices: Weights | None, name: str, rank: int) -> Pair | None:
-        """Carriers of a matrix by the power method; None where there is none, or only zeros."""
+        """Carriers of a matrix by the power method; None without a matrix, or for a zero one."""
         if matrices is None or not matrices[name].any():
             return None
         generator = self._generator(name, rank)
@@ -138,33 +145,32 @@ class Moment:
     def eigenvectors(self, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
         """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
         generator = public_generator(self.seed, "eigenvectors", self.round, name)
-        L, Rt = (
-            top_eigenvectors(X, rank, generator=generator)[1]
-            for X in (moments[name].B, moments[name].A)
-        )
+        _, L = top_eigenvectors(moments[name].B, rank, generator=generator)
+        _, Rt = top_eigenvectors(moments[name].A, rank, generator=generator)
         return L, Rt.mT
 
     def _generator(self, name: str, rank: int) -> torch.Generator:
         return public_generator(self.seed, "inspect energy", self.round, name, rank)
 
     def kinds(self) -> dict[str, Callable[[str, int], Pair | None]]:
-        """Every kind of carriers, in the order of tables: from a weight's name and a rank to its
-        carriers.
-        """
+        """By kind, in the order of tables: from a weight's name and a rank to carriers."""
         return {
             "random": self.draw,
             "W": partial(self.follow, self.weights),
             "W - W_0": partial(self.follow, self.change),
             "updates": partial(self.follow, self.average),
             **{
-                PROBE + source: partial(self.eigenvectors, moments)
+                PROBE_PREFIX + source: partial(self.eigenvectors, moments)
                 for source, moments in self.probed.items()
             },
             PRIVATE: partial(self.eigenvectors, self.private),
         }
 
 
-PROBE, PRIVATE = "probe: ", "private data"
+PROBE_PREFIX = "probe: "
+"""How kinds of carriers of a probe begin; the name of the source follows."""
+PRIVATE = "private data"
+"""The kind of carriers of training examples."""
 
 MEANINGS = {
     "random": "nothing: random carriers (rgp-random)",
@@ -174,26 +180,32 @@ MEANINGS = {
     "with --record-updates",
     PRIVATE: "the training examples themselves, used as a probe: no method may use them",
 }
-"""What carriers of a kind are made from."""
-OF_PROBES = (
+"""By kind of carriers, what they are made from."""
+PROBE_MEANING = (
     "the top eigenvectors of second moments of the gradients of public inputs; labels are random "
     "in round 1, and drawn from the model later"
 )
+"""The same for all kinds of a probe."""
 
 
-FORMS = (TANGENT, CORE)
-"""Forms that leave something out of dW."""
-PROBES = 1000
+LOSSY_FORMS = (TANGENT, CORE)
+"""Forms of carriers that lose a part of dW."""
+PROBE_INPUTS = 1000
 """Public inputs of a probe."""
-RANK = 8
+DEFAULT_RANK = 8
 """Rank of the carriers if the method itself has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
-    """Share of the mean gradient's energy in the carriers of one layer; NaN where there are none of
-    this kind.
+    """The energy kept by carriers of one kind in one layer.
 
+    round: at whose start.
+    layer: name of the weight.
+    carriers: their kind.
+    form: of the projection.
+    rank: of the carriers.
+    energy: |P dW|^2 / |dW|^2; NaN without carriers of this kind.
     squared_norm: |dW|^2.
     """
 
@@ -207,21 +219,23 @@ class KeptRow:
 
 
 KeptRows = Sequence[KeptRow]
+"""Rows of all layers, kinds, forms, ranks and rounds."""
 
 
 def kept_rows(
     subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None
 ) -> list[KeptRow]:
-    """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None:
-    the method's own.
+    """Energies at the start of each round, of every layer that carriers of the rank have.
+
+    ranks: None: that of the method.
 
     Raises ValueError for a round that is not on record, or a rank that carries no layer.
     """
-    own = subject.base.method.carrier.rank or RANK
-    wanted = {rank: carried(subject, rank) for rank in ranks or [own]}
+    own_rank = subject.base.method.carrier.rank or DEFAULT_RANK
+    layers_of_rank = {rank: carried(subject, rank) for rank in ranks or [own_rank]}
     sources = probes_of(subject)
     averages = moving_averages(subject, rounds)
-    layers = sorted({name for names in wanted.values() for name in names})
+    layers = sorted({name for names in layers_of_rank.values() for name in names})
     energies: list[KeptRow] = []
     for round in rounds:
         weights = {name: W.clone() for name, W in weights_at(subject, round).items()}
@@ -231,22 +245,22 @@ def kept_rows(
             probed = {
                 source.name: probe_moments(subject, source, round, layers) for source in sources
             }
+        change = None
+        if round > 1:
+            change = {name: W - subject.start[name] for name, W in weights.items()}
         moment = Moment(
             round=round,
             weights=weights,
-            change=None
-            if round == 1
-            else {name: W - subject.start[name] for name, W in weights.items()},
+            change=change,
             average=averages[round],
             probed=probed,
             private=private,
             seed=subject.state.seed,
             power_steps=subject.base.method.carrier.power_steps,
         )
-        for rank, names in wanted.items():
-            energies += [
-                row for name in names for row in layer_rows(moment, name, rank, gradients[name])
-            ]
+        for rank, names in layers_of_rank.items():
+            for name in names:
+                energies += layer_rows(moment, name, rank, gradients[name])
     return energies
 
 
@@ -262,31 +276,28 @@ def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[
     for inputs, targets in subject.batches(rows):
         part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
         for name, (A, B) in part.items():
-            moments[name] = (
-                Moments(A + moments[name].A, B + moments[name].B)
-                if name in moments
-                else Moments(A, B)
-            )
+            if name in moments:
+                A, B = A + moments[name].A, B + moments[name].B
+            moments[name] = Moments(A, B)
     return moments
 
 
 def probes_of(subject: Subject) -> list[ProbeSource]:
-    """The workload's own synthetic inputs, and what the method itself probes with."""
-    base, carrier = subject.base, subject.base.method.carrier
+    """Sources of probes: the workload's synthetic inputs, and that of the method."""
+    base, source = subject.base, subject.base.method.carrier.source
     sources = [probe_source(base.workload, name) for name in base.workload.synthetic]
-    given = carrier.source is not None and carrier.source not in ("auto", *base.workload.synthetic)
-    return [*sources, base.initial.probe_source] if given else sources
+    if source is not None and source not in ("auto", *base.workload.synthetic):
+        sources.append(base.initial.probe_source)
+    return sources
 
 
 def probe_moments(
     subject: Subject, source: ProbeSource, round: int, names: Sequence[str]
 ) -> dict[str, Moments]:
-    """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis``
-    makes them.
-    """
+    """Second moments of a probe's normalised gradients at the present weights."""
     model = deepcopy(subject.model).eval()
     generator = public_generator(subject.state.seed, "probe", round)
-    inputs, targets = source.batch(model, PROBES, trained=round > 1, generator=generator)
+    inputs, targets = source.batch(model, PROBE_INPUTS, trained=round > 1, generator=generator)
     return second_moments(model, source.loss, inputs, targets, names)
 
 
@@ -295,7 +306,7 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
     squared = float(dW.double().square().sum())
     for kind, make in moment.kinds().items():
         pair = make(name, rank)
-        for form in FORMS:
+        for form in LOSSY_FORMS:
             energy = math.nan if pair is None else 1 - residual(dW, *pair, form) ** 2
             yield KeptRow(
                 round=moment.round,
@@ -309,9 +320,7 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
 
 
 def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
-    """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by
-    |dW|^2.
-    """
+    """Energy kept of all layers by (round, carriers, form, rank): the mean weighted by |dW|^2."""
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)
@@ -324,11 +333,11 @@ def _mean(rows: KeptRows) -> float:
 
 
 def kinds_of(rows: KeptRows) -> list[str]:
-    """The kinds of carriers that were made at least once, in their order."""
+    """The kinds of carriers with at least one energy, in the order of the rows."""
     kinds = {row.carriers for row in rows if not math.isnan(row.energy)}
     return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in kinds]
 
 
 def meanings(rows: KeptRows) -> Mapping[str, str]:
-    """What the kinds of carriers are made from."""
-    return {kind: MEANINGS.get(kind, OF_PROBES) for kind in kinds_of(rows)}
+    """By kind of carriers in the rows, what they are made from."""
+    return {kind: MEANINGS.get(kind, PROBE_MEANING) for kind in kinds_of(rows)}

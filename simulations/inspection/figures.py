@@ -1,8 +1,7 @@
-"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity
-maps.
-"""
+"""The figures of an inspection: ranks, residuals, clipping, energy, masks, intensity maps."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 6
-"""Layers in figures with a panel for each layer: evenly spread over the depth of the model."""
+"""Layers at most in figures with a panel for each: evenly spread over the depth of the model."""
 ROUNDS = 4
 """Rounds in the figure of carriers at most: the first, the last, and some in between."""
 MAP_SIDE = 400
-"""Rows and columns of an intensity map at most; larger matrices show the largest entry of each
+"""Rows and columns of an intensity map at most; of larger matrices it has the largest entry of each
 tile.
 """
 SHORTEST_NORM = 1e-3
-"""Shorter norms than this share of C are drawn here: the clip does not change them."""
-LINES = {
+"""Norms below this multiple of C are drawn at it, because a logarithmic axis has no 0."""
+SOURCE_LOOKS = {
     "method": (RED, "*", "-"),
     "gradient": (BLACK, "o", "-"),
     "gradient at W_0": (BLUE, "s", "--"),
@@ -45,7 +44,8 @@ LINES = {
     "W": (GREEN, "^", "-"),
     "random": (GREY, "x", ":"),
 }
-MARKS = {
+"""Colour, marker and dashes by source of carriers."""
+CARRIER_LOOKS = {
     "random": (GREY, "x"),
     "W": (GREEN, "^"),
     "W - W_0": (RED, "o"),
@@ -55,54 +55,60 @@ MARKS = {
     "probe: pink": (SKY, "v"),
     "private data": (BLACK, "*"),
 }
-"""Carriers by what they are made from; others have the next look."""
-OTHER_MARK = (BLUE, "P")
-CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
-OTHER_CHOICE = (GREEN, "o")
-SPARSITY = Axis(label="sparsity p: share that is frozen")
+"""Colour and marker by kind of carriers."""
+OTHER_CARRIER_LOOK = (BLUE, "P")
+"""Colour and marker of any other kind."""
+CHOICE_LOOKS = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
+"""Colour and marker by choice of units."""
+OTHER_CHOICE_LOOK = (GREEN, "o")
+"""Colour and marker of any other choice."""
+SPARSITY_AXIS = Axis(label="sparsity p: share that is frozen")
 Charts = tuple[Chart, ...]
+"""Panels of one figure."""
 
 
 def figures(
     found: Inspection, subject: Subject, maps: Sequence[str]
 ) -> "dict[str, Charts | Figure]":
-    """Every figure by file name; ``maps`` names the layers of intensity maps."""
-    return {
-        **({"carriers": kept_energy(found.kept)} if found.kept else {}),
-        "stable-rank": stable_ranks(found.layers),
-        "residual": residuals(found.residuals),
-        "clipping": clips(found),
-        "energy": energies(found.energies),
-        **({} if found.sparsified is None else masked(found.sparsified)),
-        **{
-            f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name])
-            for name in maps
-        },
-    }
+    """Every figure by file name. ``maps``: names of the layers with intensity maps."""
+    by_name: dict[str, Charts | Figure] = {}
+    if found.kept:
+        by_name["carriers"] = kept_energy(found.kept)
+    by_name["stable-rank"] = stable_ranks(found.layers)
+    by_name["residual"] = residuals(found.residuals)
+    by_name["clipping"] = clips(found)
+    by_name["energy"] = energies(found.energies)
+    if found.sparsified is not None:
+        by_name |= masked(found.sparsified)
+    for name in maps:
+        by_name[f"intensity-{name}"] = intensity(name, subject.weights[name], found.gradients[name])
+    return by_name
 
 
-def masked(found: Sparsified) -> "dict[str, Charts | Figure]":
+def masked(found: Sparsified) -> dict[str, Charts]:
     """Figures of random masks by file name."""
-    counts = {} if found.counts is None else {"mask-counts": mask_counts(found.counts)}
-    drawn = {"sparsified-ratios": ratios(found)} if any(found.measured) else {}
-    return {**drawn, "deviations": planes(found.deviations), **counts}
+    by_name: dict[str, Charts] = {}
+    if any(found.measured):
+        by_name["sparsified-ratios"] = ratios(found)
+    by_name["deviations"] = planes(found.deviations)
+    if found.counts is not None:
+        by_name["mask-counts"] = mask_counts(found.counts)
+    return by_name
 
 
 def spread(names: Sequence[Any], count: int) -> list[Any]:
-    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to
-    the last.
-    """
+    """At most ``count`` of the names, in order, evenly spread from the first to the last."""
     if len(names) <= count:
         return list(names)
     if count == 1:
         return [names[0]]
-    return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
+    return [names[round(index * (len(names) - 1) / (count - 1))] for index in range(count)]
 
 
 def stable_ranks(layers: Sequence[LayerRow]) -> Charts:
     """Two marks for each layer: its stable rank, and its full rank."""
-    full = [(min(layer.shape), at) for at, layer in enumerate(layers)]
-    stable = [(layer.stable_rank, at) for at, layer in enumerate(layers)]
+    full = [(min(layer.shape), row) for row, layer in enumerate(layers)]
+    stable = [(layer.stable_rank, row) for row, layer in enumerate(layers)]
     series = (
         _points(full, "full rank min(m, n)", GREY, "s", line=False, filled=False),
         _points(stable, "stable rank", BLUE, "o", line=False),
@@ -113,12 +119,13 @@ def stable_ranks(layers: Sequence[LayerRow]) -> Charts:
 
 
 def _layers_axis(names: Sequence[str]) -> Axis:
-    ticks = tuple((float(place), name) for place, name in enumerate(names))
+    """A vertical axis with a row for each layer, the first one on top."""
+    ticks = tuple((float(row), name) for row, name in enumerate(names))
     return Axis(ticks=ticks, low=-0.5, high=len(names) - 0.5, down=True)
 
 
 def residuals(rows: Sequence[ResidualRow]) -> Charts:
-    """A chart for each layer: residual against rank, a line for each source of carriers."""
+    """A chart for each layer: residual over rank, a line for each source of carriers."""
     sources = {row.source for row in rows}
     charts = []
     for name, of_layer in _by_layer(rows):
@@ -128,7 +135,7 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
                 source,
                 *look,
             )
-            for source, look in LINES.items()
+            for source, look in SOURCE_LOOKS.items()
             if source in sources
         ]
         ranks = sorted({row.rank for row in of_layer})
@@ -151,51 +158,58 @@ def _points(
     **more: Any,
 ) -> Series:
     """A series from pairs of x and y."""
-    x, y = zip(*points, strict=True) if (points := list(points)) else ((), ())
+    pairs = list(points)
+    x = [pair[0] for pair in pairs]
+    y = [pair[1] for pair in pairs]
     return Series(x=x, y=y, name=name, colour=colour, marker=marker, dashes=dashes, **more)
 
 
 def _by_layer(rows: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """The shown layers, each with its rows."""
+    """The layers that have a panel, each with its rows."""
     shown = spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
     return [(name, [row for row in rows if row.layer == name]) for name in shown]
 
 
 def clips(found: Inspection) -> Charts:
-    """The distribution of the norms of single examples, and the share that is clipped against
-    sparsity where the run clips.
-    """
-    own, rows, mechanism = found.own, found.clips, found.mechanism
+    """The distribution of norms of single examples, and if the run clips the clipped share."""
+    norms = norm_distribution(found)
+    return (norms, clipped_shares(found.clips)) if found.mechanism.clips else (norms,)
+
+
+def norm_distribution(found: Inspection) -> Chart:
+    """The distribution of norms under the run's mask, and without a mask if that differs."""
+    mechanism = found.mechanism
     clip_norm = mechanism.clip_norm
-    dense = [(row, GREY, "nothing frozen") for row in found.others if row.choice == "all"][:1]
+    masks = [(row, GREY, "nothing frozen") for row in found.others if row.choice == "all"][:1]
+    masks.append((found.own, RED, _mask_words(found.own)))
     series = []
-    for row, colour, name in (*dense, (own, RED, _mask(own))):
-        lengths = np.sort(np.maximum(row.clipping.lengths, SHORTEST_NORM * clip_norm)).tolist()
-        heights = (np.arange(1, len(lengths) + 1) / len(lengths)).tolist()
-        series.append(Series(x=lengths, y=heights, name=name, colour=colour, steps=True))
-    if mechanism.clips and mechanism.clip != "per-block":  # which has a limit for each block
+    for row, colour, name in masks:
+        norms = np.sort(np.maximum(row.clipping.lengths, SHORTEST_NORM * clip_norm)).tolist()
+        shares = (np.arange(1, len(norms) + 1) / len(norms)).tolist()
+        series.append(Series(x=norms, y=shares, name=name, colour=colour, steps=True))
+    if mechanism.clips and mechanism.clip != "per-block":  # this one has a limit for each block
         series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
-    x = Axis(label="norm of an example's gradient", log=True)
-    y = Axis(label="share of examples with a smaller norm", low=0.0, high=1.0)
-    norms = Chart(title="Norms of single examples", x=x, y=y, series=series, height=300)
-    if not mechanism.clips:
-        return (norms,)
-    choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
-    lines = [
-        _points(
-            sorted(
-                (row.sparsity, row.clipping.clipped)
-                for row in rows
-                if row.choice in (choice, "all")
-            ),
-            f"{choice} kept",
-            *CHOICES.get(choice, OTHER_CHOICE),
-        )
-        for choice in choices
-    ]
-    return norms, Chart(
+    return Chart(
+        title="Norms of single examples",
+        x=Axis(label="norm of an example's gradient", log=True),
+        y=Axis(label="share of examples with a smaller norm", low=0.0, high=1.0),
+        series=series,
+        height=300,
+    )
+
+
+def clipped_shares(rows: Sequence[ClipRow]) -> Chart:
+    """The clipped share of examples over sparsity; every line begins with the mask "all"."""
+    lines = []
+    for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
+        points = [
+            (row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")
+        ]
+        look = CHOICE_LOOKS.get(choice, OTHER_CHOICE_LOOK)
+        lines.append(_points(sorted(points), f"{choice} kept", *look))
+    return Chart(
         title="Examples that are clipped",
-        x=SPARSITY,
+        x=SPARSITY_AXIS,
         y=Axis(label="share of examples clipped", low=0.0, high=1.0),
         series=lines,
         height=300,
@@ -203,47 +217,43 @@ def clips(found: Inspection) -> Charts:
 
 
 def energies(rows: Sequence[EnergyRow]) -> Charts:
-    """A chart for each layer: energy of the gradient in kept rows and columns against the share
-    that is frozen.
-    """
+    """A chart for each layer: energy of the gradient in kept rows and columns over sparsity."""
     charts = []
     for name, of_layer in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
         series = []
-        for choice, (colour, _) in CHOICES.items():
+        for choice, (colour, _) in CHOICE_LOOKS.items():
             kept = [row for row in of_layer if row.choice == choice]
-            out, into = (
-                [(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns")
-            )
+            out = [(row.sparsity, row.rows) for row in kept]
+            into = [(row.sparsity, row.columns) for row in kept]
             series.append(_points(out, f"{choice} out units", colour, "o"))
             series.append(_points(into, f"{choice} in units", colour, "s", "--"))
         y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
-        charts.append(Chart(title=name, x=SPARSITY, y=y, series=series, height=260))
+        charts.append(Chart(title=name, x=SPARSITY_AXIS, y=y, series=series, height=260))
     return tuple(charts)
 
 
 def kept_energy(rows: KeptRows) -> Charts:
-    """A chart for each rank, form and shown round; in it a row of marks for each layer."""
+    """A chart for each rank, form and shown round, with a row of marks for each layer."""
     layers = list(dict.fromkeys(row.layer for row in rows))
     y = _layers_axis([name.removesuffix(".weight") for name in layers])
     x = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
     charts = []
     for rank, form in dict.fromkeys((row.rank, row.form) for row in rows):
-        for round_ in spread(sorted({row.round for row in rows}), ROUNDS):
-            found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
-            series = [
-                _points(
-                    (
-                        (row.energy, layers.index(row.layer))
-                        for row in found
-                        if row.carriers == kind
-                    ),
-                    kind,
-                    *MARKS.get(kind, OTHER_MARK),
-                    line=False,
-                )
-                for kind in kinds_of(rows)
+        for round in spread(sorted({row.round for row in rows}), ROUNDS):
+            of_chart = [
+                row for row in rows if (row.rank, row.form, row.round) == (rank, form, round)
             ]
-            title = f"{form}, rank {rank}, round {round_}"
+            series = []
+            for kind in kinds_of(rows):
+                points = [
+                    (row.energy, layers.index(row.layer))
+                    for row in of_chart
+                    if row.carriers == kind
+                ]
+                series.append(
+                    _points(points, kind, *CARRIER_LOOKS.get(kind, OTHER_CARRIER_LOOK), line=False)
+                )
+            title = f"{form}, rank {rank}, round {round}"
             charts.append(
                 Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers))
             )
@@ -251,33 +261,35 @@ def kept_energy(rows: KeptRows) -> Charts:
 
 
 def ratios(found: Sparsified) -> Charts:
-    """The ratio of the noise, and those of the clipped gradient: of a run with noise, with a
-    clip.
-    """
-    p = [row.sparsity for row in found.rows]
-    fine = np.linspace(0, max(p), 100)
-    law = np.sqrt(1 - fine)
-    noise = (
-        Series(name="sqrt(1 - p)", x=fine.tolist(), y=law.tolist(), colour=BLACK, dashes="--"),
-        _measured(found, "noise", "noise with the mask / without", BLUE, "o", line=False),
-    )
-    clipped = (
-        _measured(found, "relaxed", "kept coordinates, with the mask / without", RED, "o"),
-        _measured(found, "kept", "with the mask / whole gradient", GREEN, "s"),
-        Series(
-            name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
-        ),
-    )
-    panels = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
-    measured = found.measured
+    """The ratio of the noise if the run has noise, those of the clipped gradient if it clips."""
+    p = np.linspace(0, max(row.sparsity for row in found.rows), 100)
+    law = np.sqrt(1 - p)
+    has_noise, clips = found.measured
+    panels: list[tuple[str, tuple[Series, ...]]] = []
+    if has_noise:
+        noise = (
+            Series(name="sqrt(1 - p)", x=p.tolist(), y=law.tolist(), colour=BLACK, dashes="--"),
+            _ratio(found, "noise", "noise with the mask / without", BLUE, "o", line=False),
+        )
+        panels.append(("Length of the noise", noise))
+    if clips:
+        clipped = (
+            _ratio(found, "relaxed", "kept coordinates, with the mask / without", RED, "o"),
+            _ratio(found, "kept", "with the mask / whole gradient", GREEN, "s"),
+            Series(
+                name="1 / sqrt(1 - p)", x=p.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
+            ),
+        )
+        panels.append(("Length of the clipped mean", clipped))
     return tuple(
-        Chart(title=words, x=SPARSITY, y=Axis(label="ratio", low=0.0), series=series, height=300)
-        for (words, series), there in zip(panels, measured, strict=True)
-        if there
+        Chart(
+            title=title, x=SPARSITY_AXIS, y=Axis(label="ratio", low=0.0), series=series, height=300
+        )
+        for title, series in panels
     )
 
 
-def _measured(
+def _ratio(
     found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True
 ) -> Series:
     """A ratio with its standard deviation over masks."""
@@ -291,14 +303,12 @@ def _measured(
 
 
 def planes(found: Sequence[Deviations]) -> Charts:
-    """A chart for each rate, with equal scales in both directions."""
+    """A chart for each rate, with equal scales in both directions, without the 0.5 % extremes."""
     charts = []
     for plane in found:
         most = float(np.quantile(np.abs(plane.plane), 0.995)) or 1.0
-        x, y = (
-            Axis(label=f"{name} random direction", low=-most, high=most)
-            for name in ("first", "second")
-        )
+        x = Axis(label="first random direction", low=-most, high=most)
+        y = replace(x, label="second random direction")
         points = _points(plane.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
         title = f"mask of sparsity {plane.sparsity:g}" if plane.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
@@ -306,17 +316,16 @@ def planes(found: Sequence[Deviations]) -> Charts:
 
 
 def mask_counts(found: Counts) -> Charts:
-    """Bars of the shares, a line of what independent masks give."""
-    counts = np.arange(len(found.shares))
-    seen = counts[np.maximum(found.shares, found.expected) > 1e-4]
-    at = seen.astype(float).tolist()
+    """Bars of the measured shares, and a line of those of independent masks, from 1e-4 on."""
+    visible = np.flatnonzero(np.maximum(found.shares, found.expected) > 1e-4)
+    counts = visible.astype(float).tolist()
     label = f"masks of the run, ranking={found.ranking}"
     series = (
-        Series(name=label, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
+        Series(name=label, kind="bar", x=counts, y=found.shares[visible].tolist(), colour=SKY),
         Series(
             name="independent random masks",
-            x=at,
-            y=found.expected[seen].tolist(),
+            x=counts,
+            y=found.expected[visible].tolist(),
             colour=RED,
             marker="o",
         ),
@@ -335,13 +344,13 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
     from matplotlib.ticker import MaxNLocator
 
     m, n = flatten_kernel(W).shape
-    wide = n > 1.6 * m
-    figure = (
-        new_figure(9.0, 4.4)
-        if not wide
-        else new_figure(9.0, min(9.0, 1.6 + 2 * 7.6 * max(m / n, 0.12)))
-    )
-    panels = figure.subplots(2, 1) if wide else figure.subplots(1, 2)
+    if n > 1.6 * m:  # wide: one panel above the other, each in the shape of the matrix
+        height = 1.6 + 2 * 7.6 * max(m / n, 0.12)  # inches: titles, and two maps 7.6 wide
+        figure = new_figure(9.0, min(9.0, height))
+        panels = figure.subplots(2, 1)
+    else:
+        figure = new_figure(9.0, 4.4)
+        panels = figure.subplots(1, 2)
     for axes, matrix, title in zip(panels, (W, dW), ("weight |W|", "gradient |dW|"), strict=True):
         values = tiled(flatten_kernel(matrix).detach().abs().cpu()).numpy()
         top = float(np.quantile(values, 0.995)) or 1.0
@@ -365,17 +374,14 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
 
 
 def tiled(matrix: Tensor) -> Tensor:
-    """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means
-    would fade them.
-    """
+    """The matrix, or of a large one the largest entry of each tile: means would fade thin lines."""
     shape = [min(MAP_SIDE, size) for size in matrix.shape]
-    pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[
-        0, 0
-    ]
-    return pooled
+    maps: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)
+    return maps[0, 0]
 
 
-def _mask(row: ClipRow) -> str:
+def _mask_words(row: ClipRow) -> str:
+    """The run's mask in words."""
     if row.sparsity == 0:
         return "nothing frozen"
     return f"the run's mask: {row.choice}, sparsity {row.sparsity:g}"

@@ -50,7 +50,7 @@ from fedlsg.simulations.storage.examined import RECORD, STATE
 from fedlsg.simulations.storage.results import Result, read_run
 from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
 
-SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+DEFAULT_SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 def inspect_command(
@@ -72,16 +72,19 @@ def inspect_command(
     run: the directory of a run; None: ``given`` are settings, and nothing has been trained.
     out: the folder of the page; None: that of the run, or one named after the settings.
     examples: how many training examples are read.
-    sparsities, ranks: numbers with commas; None: the usual sparsities, and the rank of the method.
+    sparsities: numbers with commas; None: DEFAULT_SPARSITIES.
+    ranks: numbers with commas; None: powers of two, and that of the method.
     layers: names of layers that get figures of their own.
     energy: rounds, in which carriers of all kinds are compared; None: no comparison.
     noiseless: also train the run twice more, see ``measure_costs``.
+    device: of the measurements.
+
     Raises ValueError for settings next to a run, for a list without numbers, and as reading a run
     directory does.
     """
     refuse_settings(run, given)
     sparsities_given = (
-        SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
+        DEFAULT_SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
     )
     ranks_given = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
     print_line(WARNING, console, "bold red")
@@ -97,7 +100,7 @@ def inspect_command(
             resolve_layer(subject, name)
         rounds = [] if energy is None else rounds_of(subject, energy)
         if noiseless:
-            finished_result(subject)  # refused now, and not after all measurements
+            finished_result(subject)  # refuse now, and not after all measurements
         status.update("measuring gradients")
         measured = sorted({*sparsities_given, shown_sparsity(subject)})
         inspection = inspect(subject, examples=examples, sparsities=measured, ranks=ranks_given)
@@ -186,9 +189,7 @@ def finished_result(subject: Subject) -> Result:
 
 
 def with_mechanism(settings: Settings, kind: str) -> Settings:
-    """The same run with a mechanism without noise, in one process; its batches follow from the
-    seed.
-    """
+    """The settings of the run with a mechanism without noise, on the local engine, reproducible."""
     dropped = NOT_REPEATED | codec_settings().keys()
     values = {name: value for name, value in values_of(settings).items() if name not in dropped}
     fixed = {

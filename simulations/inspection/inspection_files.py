@@ -1,6 +1,4 @@
-"""Files of an inspection: inspection.json, a CSV for each table, a PNG for each figure,
-inspection.html.
-"""
+"""Files of an inspection: inspection.html and .json, a CSV a table, a PNG a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +9,7 @@ from fedlsg.simulations.inspection import Costs, Subject
 from fedlsg.simulations.inspection.energy import meanings
 from fedlsg.simulations.inspection.figures import PANELS, figures, spread
 from fedlsg.simulations.inspection.inspection_tables import (
-    MEANING,
+    SYMMETRY_NOTE,
     masked_tables,
     rows_of,
     share_table,
@@ -45,9 +43,9 @@ WARNING = (
     "epsilon covers these numbers and pictures, not even that of the run. They must not leave the "
     "simulation."
 )
-FACTORS = "Clip factors of the first examples"
-SHARES = "Share of each parameter in the squared length of an example's gradient."
-PRINTED = 21
+FACTORS_TITLE = "Clip factors of the first examples"
+SHARES_NOTE = "Share of each parameter in the squared length of an example's gradient."
+MAX_PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 RATIOS = "What freezing a random share p of the coordinates does in one step."
@@ -94,7 +92,7 @@ CAPTIONS = {
     "bright is large. Bright stripes are units that matter more than others (Ito et "
     "al. 2023, Fig. 1). Of a large matrix a pixel is the largest entry of its tile.",
 }
-MASKED = ("sparsified-ratios", "deviations", "mask-counts")
+MASK_FIGURES = ("sparsified-ratios", "deviations", "mask-counts")
 """Figures of random masks."""
 DATA = {
     "layers.csv": "a row for each layer: shape and stable rank",
@@ -106,43 +104,43 @@ DATA = {
     "symmetry.csv": "symmetry of deviations from the mean gradient",
     "mask-counts.csv": "how often coordinates were frozen",
 }
-"""Tables that a reader may save."""
+"""Tables that a reader may save, by file name."""
 
 
 def folder(subject: Subject, out: str | None) -> Path:
-    """Where the files go: ``out``, or ``inspection`` in the run, or
-    ``inspection-<workload>-<method>`` here.
+    """The folder of the files: ``out``, else ``inspection`` in the run, else one in the current
+    folder with a name after workload and method.
 
     Raises ValueError for a folder of a run, or one with other files in it.
     """
-    s = subject.base.settings
+    settings = subject.base.settings
     if out is not None:
         path = Path(out).expanduser().resolve()
     elif subject.run is not None:
         path = subject.run / "inspection"
     else:
-        path = Path.cwd() / f"inspection-{s.workload}-{s.method}"
-    allowed = (
-        subject.run is None
-        or path == subject.run / "inspection"
-        or not path.is_relative_to(subject.run)
+        path = Path.cwd() / f"inspection-{settings.workload}-{settings.method}"
+    in_run = (
+        subject.run is not None
+        and path != subject.run / "inspection"
+        and path.is_relative_to(subject.run)
     )
-    if not allowed or (path / "config.toml").exists():
+    if in_run or (path / "config.toml").exists():
         raise ValueError(
             f"{path} belongs to a run; choose another --out, or leave it out for inspection/ in "
             "the run"
         )
-    if path.is_file() or (
-        path.is_dir() and any(path.iterdir()) and not (path / "inspection.json").exists()
-    ):
+    has_others = path.is_dir() and any(path.iterdir()) and not (path / "inspection.json").exists()
+    if path.is_file() or has_others:
         raise ValueError(f"{path} holds other files; choose another --out")
     check_writable(path)
     return path
 
 
 def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]) -> list[str]:
-    """Write everything and return the file names. ``layers`` get an intensity map; by default some
-    do.
+    """Write everything and return the file names.
+
+    layers: with an intensity map; if empty, some spread over the model.
     """
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     charts = figures(found, subject, maps)
@@ -153,23 +151,21 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
         else photo(figure, _caption(name, found))
         for name, figure in charts.items()
     ]
-    shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
-    with writing_to(path):
-        for stale in (
-            *path.glob("intensity-*.png"),
-            *(file for name in shown for file in path.glob(f"{name}.*")),
-        ):
-            stale.unlink()
+    with writing_to(path):  # files of an earlier inspection that this one may not have
+        for name in ("intensity-*", "carriers", "symmetry", "sparsified", *MASK_FIGURES):
+            for stale in path.glob(f"{name}.*"):
+                stale.unlink()
     write_private(path, files)
     return list(files)
 
 
 def resolve_layer(subject: Subject, name: str) -> str:
-    """The parameter of a layer, named with or without ``.weight``. Raises ValueError for an unknown
-    one.
+    """The parameter of a layer, from its name with or without ``.weight``.
+
+    Raises ValueError for an unknown layer.
     """
     for candidate in (name, f"{name}.weight"):
         if candidate in subject.layers:
@@ -178,15 +174,15 @@ def resolve_layer(subject: Subject, name: str) -> str:
 
 
 def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
-    """Everything of inspection.json."""
-    s, mechanism = subject.base.settings, subject.base.method.mechanism
+    """The content of inspection.json."""
+    settings, mechanism = subject.base.settings, subject.base.method.mechanism
     return {
         "private": False,
         "warning": WARNING,
-        "workload": s.workload,
-        "model": s.model,
-        "method": s.method,
-        "seed": s.seed,
+        "workload": settings.workload,
+        "model": settings.model,
+        "method": settings.method,
+        "seed": settings.seed,
         "rounds_done": subject.state.round,
         "updates": subject.state.updates,
         "examples": found.examples,
@@ -201,22 +197,23 @@ def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
 
 
 def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
-    """Clip factors of the first examples by mask (Ito et al. 2024, Listing 1); none of a run that
-    does not clip.
+    """Clip factors of the first examples by mask (Ito et al. 2024, Listing 1).
+
+    Empty for a run that does not clip.
     """
     if not found.mechanism.clips:
         return {}
-    rows = {
-        "nothing frozen"
-        if not row.sparsity
-        else f"the run's own mask ({row.choice}, p = {row.sparsity:g})": row
-        for row in (*(row for row in found.others if row.choice == "all"), found.own)
-    }
-    return {name: row.clipping.factors[:PRINTED] for name, row in rows.items()}
+    factors = {}
+    for row in (*(row for row in found.others if row.choice == "all"), found.own):
+        name = "nothing frozen"
+        if row.sparsity:
+            name = f"the run's own mask ({row.choice}, p = {row.sparsity:g})"
+        factors[name] = row.clipping.factors[:MAX_PRINTED]
+    return factors
 
 
 def factor_words(found: Inspection) -> dict[str, str]:
-    """The same in words."""
+    """Clip factors of the first examples by mask, in words."""
     return {
         name: ", ".join(f"{factor:.4f}" for factor in factors)
         for name, factors in first_factors(found).items()
@@ -224,41 +221,37 @@ def factor_words(found: Inspection) -> dict[str, str]:
 
 
 def lead(subject: Subject, found: Inspection) -> str:
-    """What was measured, in one line."""
-    s = subject.base.settings
-    moment = (
-        "at its initial weights"
-        if subject.state.updates == 0
-        else f"after round {subject.state.round}"
-    )
+    """The first line of the page: the subject, its round, and the number of examples."""
+    settings, round = subject.base.settings, subject.state.round
+    moment = f"after round {round}" if subject.state.updates else "at its initial weights"
     return (
-        f"{s.workload} with {s.method}, model {s.model}, seed {s.seed}, {moment}; {found.examples} "
-        "training examples"
+        f"{settings.workload} with {settings.method}, model {settings.model}, seed "
+        f"{settings.seed}, {moment}; {found.examples} training examples"
     )
 
 
 def _caption(name: str, found: Inspection) -> str:
-    """What a figure shows, and of which layer; of clip and noise only what the run has."""
+    """The words under a figure, about clip and noise only if the run has them."""
     kind, _, layer = name.partition("intensity-")
     if kind == "clipping" and not found.mechanism.clips:
         return "How long the gradients of single examples are. This run does not clip them."
     if kind == "clipping" and found.mechanism.clip == "per-block":
         return f"{CLIPPED_BLOCKS} {SHARE}"
     if kind == "sparsified-ratios" and found.sparsified is not None:
-        there = zip((NOISE_RATIO, CLIP_RATIO), found.sparsified.measured, strict=True)
-        return " ".join([RATIOS, *(words for words, measured in there if measured), SD])
+        has_noise, clips = found.sparsified.measured
+        ratios = [NOISE_RATIO] if has_noise else []
+        ratios += [CLIP_RATIO] if clips else []
+        return " ".join([RATIOS, *ratios, SD])
     if kind == "residual":
         return f"{CAPTIONS[kind]} {sources_words(found.sources)}"
     return CAPTIONS[kind] if kind else f"{layer}. {CAPTIONS['intensity']}"
 
 
 def headline(found: Inspection) -> str:
-    """What the clip does to the examples that were read, in one sentence; how long their gradients
-    are if there is none.
-    """
-    shares, mechanism = found.own, found.mechanism
-    clip, examples = shares.clipping, f"{found.examples} training examples"
-    frozen = f"With a share of {shares.sparsity:g} frozen, " if shares.sparsity else ""
+    """The effect of the clip on the examples in one sentence; without a clip, their norms."""
+    own, mechanism = found.own, found.mechanism
+    clip, examples = own.clipping, f"{found.examples} training examples"
+    frozen = f"With a share of {own.sparsity:g} frozen, " if own.sparsity else ""
     if not mechanism.clips:
         norms = f"median norm {clip.norms[0.5]:.3g}, the longest {clip.norms[1.0]:.3g}"
         words = f"gradients of {examples} are not clipped (mechanism {mechanism.kind}): {norms}."
@@ -277,8 +270,8 @@ def headline(found: Inspection) -> str:
     return f"{frozen}{words}" if frozen else f"{words[:1].upper()}{words[1:]}"
 
 
-def asked(found: Inspection) -> dict[str, str]:
-    """What was measured, and at which values."""
+def parameters(found: Inspection) -> dict[str, str]:
+    """The examples, ranks, sparsities and layers of the measurements, in words."""
     return {
         "examples": f"{found.examples:,} of the training data, without noise",
         "ranks of carriers": ", ".join(map(str, sorted({row.rank for row in found.residuals}))),
@@ -295,16 +288,19 @@ def page(
     pictures: Sequence[Picture | Drawing],
     files: Mapping[str, bytes],
 ) -> str:
-    """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
+    """inspection.html, as one file that needs no other.
+
+    files: the content of the other files, by name.
+    """
     data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
     factors = [Code(text=words, note=name) for name, words in factor_words(found).items()]
     costs = [] if found.costs is None else [Text(words=diagnosis(found.costs))]
-    kept: list[Part] = (
-        [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
-    )
-    masked: list[Part] = (
-        [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
-    )
+    kept: list[Part] = []
+    if found.kept:
+        kept = [summary_table(found.kept), facts_of(meanings(found.kept))]
+    masked: list[Part] = []
+    if found.sparsified:
+        masked = [*masked_tables(found.sparsified), Text(words=SYMMETRY_NOTE)]
     return render(
         Page(
             kind="fedlsg inspect",
@@ -317,9 +313,16 @@ def page(
                 ("In short", [*costs, *kept]),
                 ("Random masks", masked),
                 ("Figures", pictures),
-                *([Section(title=FACTORS, parts=tuple(factors), folded=True)] if factors else []),
-                ("Share of each parameter", [Text(words=SHARES, style="note"), share_table(found)]),
-                ("What was asked", [facts_of(asked(found))]),
+                *(
+                    [Section(title=FACTORS_TITLE, parts=tuple(factors), folded=True)]
+                    if factors
+                    else []
+                ),
+                (
+                    "Share of each parameter",
+                    [Text(words=SHARES_NOTE, style="note"), share_table(found)],
+                ),
+                ("What was asked", [facts_of(parameters(found))]),
                 data_section(*data),
             ),
         )
@@ -327,9 +330,7 @@ def page(
 
 
 def diagnosis(costs: Costs) -> str:
-    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip
-    costs.
-    """
+    """The three accuracies, and the costs of noise and clip, in one sentence."""
     noise = "noise" if costs.rho is None else f"noise (rho {costs.rho:.2f})"
     reached = (
         f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} "
@@ -337,17 +338,17 @@ def diagnosis(costs: Costs) -> str:
     )
     words = [f"the noise {costs_of(costs.noise)}", f"the clip {costs_of(costs.clip)}"]
     error = costs.standard_error
-    unsure = "" if error is None else f", standard error of each accuracy {100 * error:.1f} points"
-    return f"{reached}: {' and '.join(words)} (one seed{unsure})."
+    errors = "" if error is None else f", standard error of each accuracy {100 * error:.1f} points"
+    return f"{reached}: {' and '.join(words)} (one seed{errors})."
 
 
 def reach(accuracy: float | None) -> str:
-    """An accuracy, or that there is none."""
+    """An accuracy in words; None: training failed."""
     return "none (training fails)" if accuracy is None else percent(accuracy)
 
 
 def costs_of(points: float | None) -> str:
-    """What something costs or brings, in points."""
+    """Costs in points of accuracy, in words; a negative cost is a gain."""
     if points is None:
         return "has no known cost"
     return f"{'costs' if points >= 0 else 'brings'} {abs(100 * points):.1f} points"

@@ -1,9 +1,10 @@
 """The tables of an inspection, for terminal and page, and the rows of its CSV files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from operator import itemgetter
 
+from fedlsg.frame.forms import FormName
 from fedlsg.simulations.inspection import Subject
 from fedlsg.simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
 from fedlsg.simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
@@ -13,10 +14,11 @@ from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.storage.atomic_files import Record
 
 SHOWN_SPARSITY = 0.3
-"""Sparsity of the energies that are shown if the method itself freezes no units."""
+"""Sparsity of the energies in the table if the method itself freezes no units."""
 SHOWN_RANK = 8
-"""Rank of the residuals that are shown, at most, if the method itself has none."""
+"""Rank of the residuals in the table at most, if the method itself has none."""
 CHOICES = ("top", "bottom", "random")
+"""Choices of units, in the order of columns."""
 UNITS_WORDS = (
     "top, bottom: units of largest and of smallest importance, by the weight; random: the mean "
     "over draws. out: rows of the gradient; in: its columns."
@@ -33,8 +35,8 @@ CHOICE_WORDS = {
     "drop": "what pruning and the drop of a step leave",
     "by": "coordinates ranked by the named source",
 }
-"""What a mask keeps, by the first word of its choice."""
-MEANING = (
+"""By the first word of a choice, what the mask keeps."""
+SYMMETRY_NOTE = (
     "Asymmetry: the Kolmogorov-Smirnov distance between the deviations on a direction and the same "
     "with the sign turned, mean over random directions. By chance: the same if each sign were "
     "random, and its 95 % quantile."
@@ -42,14 +44,14 @@ MEANING = (
 
 
 def shown_tables(subject: Subject, found: Inspection) -> list[Table]:
-    """What the terminal shows."""
+    """The tables on the terminal."""
     kept = [summary_table(found.kept), *layer_tables(found.kept)] if found.kept else []
-    own = (layer_table(subject, found), energy_table(subject, found), clip_table(found))
-    return [*kept, *masked_tables(found.sparsified), *own]
+    always = (layer_table(subject, found), energy_table(subject, found), clip_table(found))
+    return [*kept, *masked_tables(found.sparsified), *always]
 
 
 def shown_sparsity(subject: Subject) -> float:
-    """The sparsity of the energies that are shown: that of the method if it freezes units."""
+    """The sparsity of the energies in the table: that of the method if it freezes units."""
     mask = subject.base.method.mask
     return mask.sparsity if mask.units and mask.sparsity else SHOWN_SPARSITY
 
@@ -57,12 +59,10 @@ def shown_sparsity(subject: Subject) -> float:
 def layer_table(subject: Subject, found: Inspection) -> Table:
     """A row for each layer: stable rank, and residuals at the rank of the method by source."""
     ranks = sorted({row.rank for row in found.residuals})
-    own = subject.base.method.carrier.rank
-    rank = (
-        own
-        if own in ranks
-        else max((r for r in ranks if r <= SHOWN_RANK), default=ranks[0] if ranks else 0)
-    )
+    rank = subject.base.method.carrier.rank
+    if rank not in ranks:
+        least = ranks[0] if ranks else 0
+        rank = max((each for each in ranks if each <= SHOWN_RANK), default=least)
     lost = {(row.layer, row.source): row.residual for row in found.residuals if row.rank == rank}
 
     def column(source: str) -> Column:
@@ -70,13 +70,13 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
 
     return make_table(
         [
-            Column("layer", _layer),
+            Column("layer", layer_name),
             Column("shape", lambda row: f"{row.shape[0]}x{row.shape[1]}"),
             Column("stable rank", "stable_rank", ".2f"),
             *map(column, found.sources),
         ],
         found.layers,
-        style=_style,
+        style=layer_style,
         title=f"Share of the length of the batch gradient that carriers of rank {rank} lose, by "
         "the source of carriers",
         note=sources_words(found.sources),
@@ -84,34 +84,32 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
 
 
 def sources_words(sources: Iterable[str]) -> str:
-    """What carriers are made from, by the headings of their columns."""
+    """The note on the columns of a table: what carriers are made from."""
     return "; ".join(f"{name}: {SOURCES[name]}" for name in sources) + "."
 
 
 def energy_table(subject: Subject, found: Inspection) -> Table:
-    """A row for each layer: energy of its gradient in the units that LSG keeps at the sparsity, and
-    in others.
-    """
+    """A row for each layer: energy of its gradient in the units that LSG keeps, and in others."""
     p = shown_sparsity(subject)
     kept = {(row.layer, row.choice): row for row in found.energies if row.sparsity == p}
 
-    def column(choice: str, side: str, of: str) -> Column:
-        return Column(f"{choice} {side}", lambda row: getattr(kept[row.layer, choice], of), ".2f")
+    def column(choice: str, side: str, field: str) -> Column:
+        return Column(
+            f"{choice} {side}", lambda row: getattr(kept[row.layer, choice], field), ".2f"
+        )
 
-    sides = (
-        column(choice, *side) for choice in CHOICES for side in (("out", "rows"), ("in", "columns"))
-    )
+    sides = []
+    for choice in CHOICES:
+        sides += [column(choice, "out", "rows"), column(choice, "in", "columns")]
     mask = subject.base.method.mask
     keeps = "the run keeps" if mask.units and mask.sparsity else "lsg would keep"
     title = f"Share of the energy of the batch gradient in units that {keeps} at p = {p:g}"
-    columns = [Column("layer", _layer), *sides]
-    return make_table(columns, found.layers, style=_style, title=title, note=UNITS_WORDS)
+    columns = [Column("layer", layer_name), *sides]
+    return make_table(columns, found.layers, style=layer_style, title=title, note=UNITS_WORDS)
 
 
 def clip_table(found: Inspection) -> Table:
-    """A row for each mask: the norms, and how many examples are clipped where the run clips; the
-    run's own mask first.
-    """
+    """A row for each mask, the run's own first: norms, and if the run clips the clipped share."""
 
     def norm(name: str, level: float) -> Column:
         return Column(name, lambda row: row.clipping.norms[level], ".3g")
@@ -121,8 +119,8 @@ def clip_table(found: Inspection) -> Table:
         Column("mean factor", "clipping.mean_factor", ".3f"),
     ]
     rows = (found.own, *found.others)
-    there = dict.fromkeys(row.choice.partition(" ")[0] for row in rows)
-    legend = [f"{name}: {CHOICE_WORDS[name]}" for name in there if name in CHOICE_WORDS]
+    names = dict.fromkeys(row.choice.partition(" ")[0] for row in rows)
+    legend = [f"{name}: {CHOICE_WORDS[name]}" for name in names if name in CHOICE_WORDS]
     columns = [
         Column("kept", lambda row: f"{row.choice}{' (the run)' if row is found.own else ''}"),
         Column("p", "sparsity", "g"),
@@ -144,27 +142,29 @@ def clip_table(found: Inspection) -> Table:
 
 
 def share_table(found: Inspection) -> Table:
-    """The share of each parameter in the squared length of an example."""
+    """A row for each parameter: its share of the squared norm of an example."""
     columns = [Column("parameter", itemgetter(0)), Column("share", itemgetter(1), ".3f")]
     return make_table(columns, found.own.shares.items())
 
 
-def _layer(row: LayerRow) -> str:
+def layer_name(row: LayerRow) -> str:
     return row.layer.removesuffix(".weight")
 
 
-def _style(row: LayerRow) -> RowKind:
+def layer_style(row: LayerRow) -> RowKind:
     return "" if row.treated == "carried" else "dim"
 
 
 def summary_table(rows: KeptRows) -> Table:
-    """A row for each kind of carriers, form and rank: energy kept of all carried layers together,
-    by round.
-    """
+    """A row for each kind of carriers, rank and form: energy kept of all layers, by round."""
     together = whole(rows)
 
     def column(round: int) -> Column:
-        return Column(f"round {round}", lambda at: together[round, at[0], at[2], at[1]], ".3f")
+        def energy(line: tuple[str, int, FormName]) -> float:
+            kind, rank, form = line
+            return together[round, kind, form, rank]
+
+        return Column(f"round {round}", energy, ".3f")
 
     columns = [
         Column("carriers from", itemgetter(0)),
@@ -172,34 +172,31 @@ def summary_table(rows: KeptRows) -> Table:
         Column("r", itemgetter(1)),
         *map(column, sorted({row.round for row in rows})),
     ]
-    places = [(kind, *place) for place in _places(rows) for kind in kinds_of(rows)]
+    lines = [(kind, rank, form) for rank, form in ranks_and_forms(rows) for kind in kinds_of(rows)]
     return make_table(
         columns,
-        places,
-        style=lambda at: "dim" if at[0] == PRIVATE else "",
-        group=lambda at: f"r = {at[1]}, form {at[2]}",
+        lines,
+        style=lambda line: "dim" if line[0] == PRIVATE else "",
+        group=lambda line: f"r = {line[1]}, form {line[2]}",
         title="Share of the energy of the mean gradient that carriers keep at the start of a "
         "round, all carried layers",
     )
 
 
-def _places(rows: KeptRows) -> list[tuple[int, str]]:
-    """Ranks and forms."""
+def ranks_and_forms(rows: KeptRows) -> list[tuple[int, FormName]]:
+    """The ranks and forms in the rows, in their order."""
     return list(dict.fromkeys((row.rank, row.form) for row in rows))
 
 
 def layer_tables(rows: KeptRows) -> list[Table]:
-    """For each rank and form a table of the last round: a row for each layer, a column for each
-    kind of carriers.
-    """
-    last = max(row.round for row in rows)
-    return [
-        _by_layer([r for r in rows if (r.round, r.rank, r.form) == (last, *at)], last, *at)
-        for at in _places(rows)
-    ]
+    """For each rank and form, a table of the last round."""
+    return [last_round_table(rows, rank, form) for rank, form in ranks_and_forms(rows)]
 
 
-def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
+def last_round_table(all_rows: KeptRows, rank: int, form: FormName) -> Table:
+    """A row for each layer, a column for each kind of carriers: energy kept in the last round."""
+    last = max(row.round for row in all_rows)
+    rows = [row for row in all_rows if (row.round, row.rank, row.form) == (last, rank, form)]
     energies = {(row.layer, row.carriers): row.energy for row in rows}
 
     def column(kind: str) -> Column:
@@ -214,28 +211,13 @@ def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
 
 
 def masked_tables(found: Sparsified | None) -> list[Table]:
-    """The numbers of random masks; none of a method without them."""
+    """The tables of random masks; empty for a method without them."""
     if found is None:
         return []
 
-    def spread(name: str, value: str) -> Column:
-        return Column(
-            name, lambda row: f"{getattr(row, value):.3f} ± {getattr(row, f'{value}_sd'):.3f}"
-        )
-
-    noise = (
-        Column("noise", "noise", ".4f"),
-        Column("sqrt(1 - p)", "expected_noise", ".4f"),
-    )
-    clip = (
-        spread("kept coordinates", "relaxed"),
-        Column("1 / sqrt(1 - p)", lambda row: 1 / row.expected_noise, ".3f"),
-        spread("of the whole", "kept"),
-    )
-    parts = zip(("Noise", "clipped gradient"), (noise, clip), found.measured, strict=True)
-    there = [(name, columns) for name, columns, measured in parts if measured]
+    tables = ratio_tables(found)
     symmetry = [
-        Column("mask", lambda one: f"p = {one.sparsity:g}" if one.sparsity else "none"),
+        Column("mask", lambda row: f"p = {row.sparsity:g}" if row.sparsity else "none"),
         Column("asymmetry", "asymmetry", ".3f"),
         Column("by chance", "chance", ".3f"),
         Column("95 %", "chance_95", ".3f"),
@@ -250,12 +232,6 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
         Column("sd, independent", "expected_sd", ".3f"),
         Column("total variation", "distance", ".4f"),
     ]
-    tables = []
-    if there:
-        names = " and ".join(name for name, _ in there)
-        columns = [Column("p", "sparsity", "g"), *(one for _, group in there for one in group)]
-        title = f"{names[:1].upper()}{names[1:]} under random masks of rate p"
-        tables = [make_table(columns, found.rows, title=title)]
     title = "Symmetry of the deviations of examples from their mean gradient"
     tables.append(make_table(symmetry, found.deviations, title=title))
     if found.counts is not None:
@@ -263,27 +239,62 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     return tables
 
 
+def ratio_tables(found: Sparsified) -> list[Table]:
+    """The table of ratios of noise and clipped gradient; none without noise and clip."""
+
+    def with_sd(name: str, field: str) -> Column:
+        return Column(
+            name, lambda row: f"{getattr(row, field):.3f} ± {getattr(row, f'{field}_sd'):.3f}"
+        )
+
+    has_noise, clips = found.measured
+    subjects: list[str] = []
+    columns = [Column("p", "sparsity", "g")]
+    if has_noise:
+        subjects.append("noise")
+        columns += [
+            Column("noise", "noise", ".4f"),
+            Column("sqrt(1 - p)", "expected_noise", ".4f"),
+        ]
+    if clips:
+        subjects.append("clipped gradient")
+        columns += [
+            with_sd("kept coordinates", "relaxed"),
+            Column("1 / sqrt(1 - p)", lambda row: 1 / row.expected_noise, ".3f"),
+            with_sd("of the whole", "kept"),
+        ]
+    if not subjects:
+        return []
+    title = f"{' and '.join(subjects).capitalize()} under random masks of rate p"
+    return [make_table(columns, found.rows, title=title)]
+
+
 def rows_of(found: Inspection) -> dict[str, list[Record]]:
     """Rows of every CSV file by its name."""
-    return {
+    clips = found.mechanism.clips
+    tables: dict[str, list[Record]] = {
         "layers": [
             {**asdict(row), "shape": f"{row.shape[0]}x{row.shape[1]}"} for row in found.layers
         ],
         "residuals": [asdict(row) for row in found.residuals],
         "energy": [asdict(row) for row in found.energies],
-        **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
-        **({} if found.sparsified is None else _masked_rows(found.sparsified)),
-        "clipping": [
-            clip_numbers("the run's own", found.own, found.mechanism.clips),
-            *(clip_numbers(row.choice, row, found.mechanism.clips) for row in found.others),
-        ],
     }
+    if found.kept:
+        tables["carriers"] = [asdict(row) for row in found.kept]
+    if found.sparsified is not None:
+        tables |= _masked_rows(found.sparsified)
+    tables["clipping"] = [
+        clip_numbers("the run's own", found.own, clips),
+        *(clip_numbers(row.choice, row, clips) for row in found.others),
+    ]
+    return tables
 
 
-def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
+def _masked_rows(found: Sparsified) -> dict[str, list[Record]]:
+    """Rows of the CSV files of random masks."""
     symmetry = [
-        {name: value for name, value in vars(d).items() if name != "plane"}
-        for d in found.deviations
+        {name: value for name, value in vars(row).items() if name != "plane"}
+        for row in found.deviations
     ]
     tables: dict[str, list[Record]] = {
         "sparsified": [vars(row) for row in found.rows],
@@ -292,13 +303,14 @@ def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
     if found.counts is not None:
         laws = zip(found.counts.shares.tolist(), found.counts.expected.tolist(), strict=True)
         tables["mask-counts"] = [
-            {"frozen": n, "share": s, "independent": law} for n, (s, law) in enumerate(laws)
+            {"frozen": count, "share": share, "independent": independent}
+            for count, (share, independent) in enumerate(laws)
         ]
     return tables
 
 
 def clip_numbers(name: str, row: ClipRow, clips: bool) -> Record:
-    """One line of the table of clips; of a run that does not clip the norms alone."""
+    """One line of clipping.csv; for a run that does not clip it has the norms alone."""
     measured = row.clipping
     return {
         "kept_units": name,

@@ -1,5 +1,4 @@
-"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of
-units.
+"""Statistics of gradients from the papers: stable ranks, residuals, clipping, energy of units.
 
 The batch gradient is neither clipped nor noisy. ``clip_rows`` measures how many examples a clip
 shortens, under the run's own mask and others (Ito et al. 2024): per-example gradients, frames,
@@ -45,16 +44,18 @@ from fedlsg.simulations.inspection.energy import KeptRows
 from fedlsg.simulations.inspection.sparsified import Sparsified, sparsified
 
 Squares = Float64[Tensor, "blocks batch"]
-"""Squared lengths of the blocks of examples' gradients."""
+"""Squared norms of the blocks of examples' gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipRow:
-    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the
-    mask.
+    """The clip of all examples under one mask.
 
-    shares: the mean share of an example's squared length that each parameter has: what decides its
-    norm.
+    sparsity: of the mask.
+    choice: as in ``EnergyRow``, or the kind of the mask; "all" keeps everything.
+    kept: coordinates that the mask keeps.
+    clipping: norms and clip factors.
+    shares: by parameter, its share of the squared norm of an example, mean over examples.
     """
 
     sparsity: float
@@ -65,15 +66,13 @@ class ClipRow:
 
 
 def own_clip(subject: Subject, frame: Frame, rows: Rows) -> ClipRow:
-    """The clip in the frame of the run: the same pass that a client does."""
-    squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
+    """The clip in the frame of the run, by the pass of a client."""
+    squares = torch.cat([block_squares(blocks) for blocks in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
-    own_share = round(1 - frame.kept / frame.size, 3)
-    rate = (
-        own_share
-        if mask.choose is not None
-        else mask.rate(subject.base.schedule.time(subject.round))
-    )
+    if mask.choose is not None:  # the mask of a user's function has no rate
+        rate = round(1 - frame.kept / frame.size, 3)
+    else:
+        rate = mask.rate(subject.base.schedule.time(subject.round))
     return _clip_row(subject, squares, frame, rate, mask.choice)
 
 
@@ -97,20 +96,20 @@ def clip_rows(
     ]
 
 
-def masks_of(method: Method, p: float) -> dict[str, Mask]:
-    """Other masks at sparsity p, by what they keep: units where the method has carriers; else those
-    of its own kind.
+def masks_of(method: Method, sparsity: float) -> dict[str, Mask]:
+    """Other masks at a sparsity, by what they keep.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps
-    everything; embeddings take no other.
+    They are masks of units if the method has carriers, else of its own kind. A method without a
+    mask gets the uniform one. At sparsity 0 there is one mask, which keeps everything; embeddings
+    have no other.
     """
     mask, pruned = method.mask, method.prune.active
-    if p == 0 and not pruned:
+    if sparsity == 0 and not pruned:
         return {"all": Mask()}
     if method.carrier.form.embeds:
         return {}
     if not method.carrier.refuses_units:
-        units = Mask(kind="units", sparsity=p)
+        units = Mask(kind="units", sparsity=sparsity)
         return {
             "top": replace(units, direction="top"),
             "bottom": replace(units, direction="bottom"),
@@ -118,10 +117,10 @@ def masks_of(method: Method, p: float) -> dict[str, Mask]:
         }
     if pruned:
         drop = "random" if mask.drop == "none" else mask.drop
-        return {f"drop {drop}": Mask(kind="drop", sparsity=p, drop=drop)}
+        return {f"drop {drop}": Mask(kind="drop", sparsity=sparsity, drop=drop)}
     if mask.kind in ("magnitude", "drop"):
-        return {mask.kind: replace(mask, sparsity=p, cooling=False, sparsity_from=0.0)}
-    return {"uniform": Mask(kind="uniform", sparsity=p)}
+        return {mask.kind: replace(mask, sparsity=sparsity, cooling=False, sparsity_from=0.0)}
+    return {"uniform": Mask(kind="uniform", sparsity=sparsity)}
 
 
 def _clip_row(
@@ -140,8 +139,9 @@ def _clip_row(
 
 
 def length_shares(squares: Squares, frame: Frame) -> dict[str, float]:
-    """Mean share of an example's squared length by parameter, over examples that have a finite one;
-    adds up to 1.
+    """Mean share of an example's squared norm by parameter, over examples with a finite norm.
+
+    The shares add up to 1.
     """
     total = squares.sum(0)
     usable = total.isfinite() & (total > 0)
@@ -160,14 +160,23 @@ SOURCES = {
     "W": "the weight, power method (what lsg projects on)",
     "random": "nothing: random carriers (what rgp-random projects on)",
 }
+"""By source of carriers, what they are made from."""
 LARGEST_RANK = 64
-UNITS: tuple[Direction, ...] = ("top", "bottom")
+"""Of the ranks that are measured without a choice."""
+DIRECTIONS: tuple[Direction, ...] = ("top", "bottom")
+"""Choices of units by importance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the
-    method treats it.
+    """One layer.
+
+    layer: name of its weight.
+    treated: by the method: "carried", "dense" or "classifier".
+    shape: of the weight as a matrix.
+    stable_rank: of the batch gradient.
+    gradient_norm: of the batch gradient.
+    weight_norm: of the weight.
     """
 
     layer: str
@@ -180,7 +189,13 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualRow:
-    """Share of the batch gradient of a layer that carriers of ``rank`` from ``source`` lose."""
+    """The projection residual of carriers in one layer.
+
+    layer: name of its weight.
+    source: of the carriers, see ``SOURCES``.
+    rank: of the carriers.
+    residual: |dW - P dW| / |dW|.
+    """
 
     layer: str
     source: str
@@ -190,11 +205,16 @@ class ResidualRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyRow:
-    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if
-    not carried.
+    """The energy of a layer's batch gradient in kept units.
 
-    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the
-    mean over draws.
+    layer: name of its weight.
+    sparsity: share of the units that is frozen.
+    choice: top keeps the units of largest importance, bottom those of smallest; random is the mean
+        over draws.
+    rows: share of the energy in kept out units.
+    columns: share of the energy in kept in units.
+    either: share of the energy in kept out units or kept in units.
+    carriers: share of the energy of (dL, dR); NaN if the layer is not carried.
     """
 
     layer: str
@@ -208,10 +228,19 @@ class EnergyRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inspection:
-    """All results. ``own``: the clip in the frame of the run itself.
+    """All results of an inspection.
 
-    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks
-    over all coordinates, what is ``sparsified``.
+    examples: how many were read.
+    layers: one row a layer.
+    residuals: one row a layer, source and rank.
+    energies: one row a layer, sparsity and choice.
+    own: the clip in the frame of the run itself.
+    clips: the clip under other masks.
+    gradients: batch gradients by layer.
+    mechanism: of the run.
+    costs: accuracy that noise and clip cost; None if it was not measured.
+    kept: energy kept by carriers; empty if it was not measured.
+    sparsified: effects of random masks; None for methods without them.
     """
 
     examples: int
@@ -228,13 +257,13 @@ class Inspection:
 
     @property
     def sources(self) -> list[str]:
-        """What carriers were made from, in the order of ``SOURCES``."""
+        """Sources of the carriers in the residuals, in the order of ``SOURCES``."""
         sources = {row.source for row in self.residuals}
         return [source for source in SOURCES if source in sources]
 
     @property
     def others(self) -> list[ClipRow]:
-        """Without the run's own mask, and without the one that keeps everything where that does."""
+        """The clips under masks that differ from the run's own."""
         own = self.own
 
         def repeats(row: ClipRow) -> bool:
@@ -248,7 +277,9 @@ class Inspection:
 def inspect(
     subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None
 ) -> Inspection:
-    """Measure everything. ``ranks`` None: powers of two, and the method's own.
+    """Measure everything.
+
+    ranks: None: powers of two, and that of the method.
 
     Raises ValueError for no example, a rank below 1, or a sparsity outside [0, 1).
     """
@@ -285,9 +316,7 @@ def inspect(
 
 
 def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
-    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig.
-    2).
-    """
+    """The matrices of the model, with stable ranks of batch gradients (Yu et al. 2021, Fig. 2)."""
     treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
     treated |= dict.fromkeys(subject.state.public.carried, "carried")
     layers = []
@@ -314,8 +343,9 @@ def residual_rows(
     before: Weights | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
-    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W
-    has moved.
+    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3).
+
+    before: gradients at W_0; None if W has not moved.
     """
     dW, W, W_0 = gradients[name], subject.weights[name], subject.start[name]
     m, n = flatten_kernel(dW).shape
@@ -329,20 +359,17 @@ def residual_rows(
             rank=carrier.rank,
             residual=residual(dW, coordinates.L, coordinates.R, coordinates.form),
         )
-    powers = {2**k for k in range(largest.bit_length())}
-    wanted = sorted(
-        rank
-        for rank in ({*powers, carrier.rank} if ranks is None else set(ranks))
-        if 1 <= rank <= min(m, n)
-    )
-    if not wanted:
+    if ranks is None:
+        ranks = [carrier.rank, *(2**power for power in range(largest.bit_length()))]
+    possible = sorted({rank for rank in ranks if 1 <= rank <= min(m, n)})
+    if not possible:
         return
-    exact = {"gradient": principal_carriers(dW, wanted[-1])}
-    followed = {"W": W}
+    exact = {"gradient": principal_carriers(dW, possible[-1])}
+    followed = {"W": W}  # by the power method
     if before is not None and not torch.equal(W, W_0):
-        exact["gradient at W_0"] = principal_carriers(before[name], wanted[-1])
+        exact["gradient at W_0"] = principal_carriers(before[name], possible[-1])
         followed = {"W - W_0": W - W_0, "W": W}
-    for rank in wanted:
+    for rank in possible:
         pairs = {source: (L[:, :rank], R[:rank]) for source, (L, R) in exact.items()}
         draw = public_generator(subject.state.seed, "inspect", name, rank)
         for source, A in followed.items():
@@ -355,28 +382,34 @@ def residual_rows(
 def energy_rows(
     subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]
 ) -> Iterator[EnergyRow]:
-    """How much of the gradient of a layer is in the units that LSG would keep, and in the
-    others.
-    """
+    """Energy of a layer's gradient in the units that LSG would keep, and in other units."""
     out, into = unit_importance(subject.weights[name])
-    where = subject.coordinates(name)
-    for p in sparsities:
-        for choice in UNITS:
-            rows, columns = (keep_units(importance, p, choice) for importance in (out, into))
+    coordinates = subject.coordinates(name)
+    for sparsity in sparsities:
+        for choice in DIRECTIONS:
+            rows, columns = keep_units(out, sparsity, choice), keep_units(into, sparsity, choice)
             share = kept_energy(dW, rows, columns)
-            carriers = carried_energy(dW, where, rows, columns)
-            yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
+            carriers = carried_energy(dW, coordinates, rows, columns)
+            yield EnergyRow(
+                layer=name, sparsity=sparsity, choice=choice, **vars(share), carriers=carriers
+            )
+        # both choices keep equally many units
         share = random_energy(tuple(dW.shape), len(rows), len(columns))
-        yield EnergyRow(layer=name, sparsity=p, choice="random", **vars(share), carriers=math.nan)
+        yield EnergyRow(
+            layer=name, sparsity=sparsity, choice="random", **vars(share), carriers=math.nan
+        )
 
 
-def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
-    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that
-    has neither.
+def carried_energy(dW: Tensor, coordinates: Coordinates, rows: Tensor, columns: Tensor) -> float:
+    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR.
+
+    NaN for a layer without them.
     """
-    if where.L is None or where.R is None or where.form is not TANGENT:
+    L, R = coordinates.L, coordinates.R
+    if L is None or R is None or coordinates.form is not TANGENT:
         return math.nan
-    dL, dR = project(dW, where.L, where.R)
+    dL, dR = project(dW, L, R)
+    # by in unit: a convolution has several columns for one
     units = dR.double().square().sum(0).reshape(dW.shape[1], -1).sum(1)
     total = dL.double().square().sum() + units.sum()
     kept = dL.double()[rows].square().sum() + units[columns].sum()

@@ -1,5 +1,4 @@
-"""``fedlsg partition``: what a partition looks like before anything is trained on it, as table, CSV
-and figure.
+"""``fedlsg partition``: sizes and class mixes of clients before training, as table, CSV, figure.
 
 For simulations only: in a federation nobody sees these counts.
 """
@@ -51,13 +50,14 @@ from fedlsg.simulations.report.terminals.terminal import (
 from fedlsg.simulations.report.words import client_words, printable
 from fedlsg.simulations.settings.settings import from_mapping, names_given
 
-COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
-"""Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
+CLASS_COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
+"""Colours of classes. Of more classes the most frequent ones have a colour, the rest has the last.
+"""
 PLAIN = Axis()
 ROWS = "examples"
-"""What a client's size counts, unless the unit is a person."""
-BARS = 100
-"""Bars at most: of more clients a bar is the mean over some that are alike."""
+"""The unit of a client's size, unless it is a person."""
+MAX_BARS = 100
+"""Bars at most: of more clients a bar is the mean over several alike ones."""
 WARNING = (
     "For simulations only: in a federation nobody sees these counts, and they are as private as "
     "the examples are."
@@ -67,11 +67,12 @@ CAPTION = (
     "they are many, and a colour for each class. Equal bars mean that all clients hold the same "
     "mix."
 )
-ALL_SHOWN = 20
-"""Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
-ENDS = 5
-NAMED = 40
-"""Letters of the names of all classes up to which a heading has them."""
+MAX_ROWS = 20
+"""The table has a row for each of so many clients; of more it has the ends and the quantiles."""
+CLIENTS_AT_ENDS = 5
+"""Smallest, and largest, clients in the table of many."""
+MAX_HEADING_LETTERS = 40
+"""A heading has the names of all classes if they have so many letters at most."""
 QUANTILES = {
     "smallest": 0.0,
     "5 %": 0.05,
@@ -84,9 +85,7 @@ QUANTILES = {
 
 
 def partition_command(given: dict[str, Any], out: str | None, console: Console) -> None:
-    """``fedlsg partition``: the table and its conclusions; with ``out`` also partition.html, .csv
-    and .png in it.
-    """
+    """Print the table and its conclusions; with ``out``, write partition.html, .csv and .png."""
     settings = from_mapping(given)
     if out is not None:
         check_drawing()
@@ -103,24 +102,26 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         return
     directory = Path(out).expanduser()
     data = csv_of(rows_of(balance)).encode()
-    drawn = charts(balance)
-    image = png(plot(drawn, columns=1))
-    made = {"csv": data, "png": image, "html": page(balance, data, drawn).encode()}
-    # counts have no noise
-    write_private(directory, {f"partition.{kind}": content for kind, content in made.items()})
+    drawings = charts(balance)
+    files = {
+        "partition.csv": data,
+        "partition.png": png(plot(drawings, columns=1)),
+        "partition.html": page(balance, data, drawings).encode(),
+    }
+    write_private(directory, files)  # counts have no noise
     print_written(directory, ("partition.html", ".csv", ".png"), console)
 
 
-Said = tuple[str, str | None]
+StyledLine = tuple[str, str | None]
 """A line, and its style on a terminal."""
-STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
-"""How a page shows a line that the terminal shows so."""
+PAGE_STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
+"""Style of a line on a page, by its style on a terminal."""
 
 
-def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
-    """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` are its charts."""
+def page(balance: Balance, data: bytes, drawings: Sequence[Chart]) -> str:
+    """partition.html; ``data`` are the bytes of partition.csv."""
     lines = tuple(
-        Text(words=line, style=STYLES.get(style, "plain"))
+        Text(words=line, style=PAGE_STYLES.get(style, "plain"))
         for line, style in conclusions(balance)
         if line not in extremes(balance)
     )
@@ -132,7 +133,7 @@ def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
             headline=headline(balance),
             warnings=(WARNING,),
             sections=sections(
-                ("Clients and classes", [interactive(drawn, CAPTION, columns=1)]),
+                ("Clients and classes", [interactive(drawings, CAPTION, columns=1)]),
                 ("What follows", lines),
                 ("Every client", [replace(table(balance, counted=False), title="")]),
                 data_section(download("partition.csv", data, "a row for each client")),
@@ -142,20 +143,27 @@ def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
 
 
 def headline(balance: Balance) -> str:
-    """How many clients there are, and how unlike each other."""
-    sizes, apart = balance.sizes, balance.distances
-    held = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
+    """The number of clients, their sizes, and how much their class mixes differ."""
+    sizes = balance.sizes
+    size = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
     return (
-        f"{len(sizes):,} clients hold {held} {balance.counted} each; the class mix of a client "
-        f"differs from that of all by {apart.mean():.2f} on average (0: equal, 1: nothing in "
-        "common)."
+        f"{len(sizes):,} clients hold {size} {balance.counted} each; the class mix of a client "
+        f"differs from that of all by {balance.distances.mean():.2f} on average (0: equal, 1: "
+        "nothing in common)."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A client, or one level of each column by itself, which is not a client. counts: examples by
-    class.
+    """One row of the table: a client, or a quantile of each column by itself.
+
+    name: of the client, or of the quantile.
+    values: numbers by the name of their column.
+    top: the most frequent class in words; empty for a quantile.
+    ok: whether delta holds for the client, in words; empty for a quantile.
+    counts: examples of each class in words; empty for a quantile.
+    group: heading of the rows.
+    style: of the row.
     """
 
     name: str
@@ -168,10 +176,11 @@ class Line:
 
 
 def values_of(balance: Balance) -> dict[str, np.ndarray]:
-    """The numbers of all clients, by name."""
-    return {
-        balance.counted: balance.sizes,
-        **({"rows": balance.counts.sum(1)} if balance.counted != ROWS else {}),
+    """The numbers of all clients, by the name of their column."""
+    values = {balance.counted: balance.sizes}
+    if balance.counted != ROWS:
+        values["rows"] = balance.counts.sum(1)
+    return values | {
         "q": balance.rates,
         "batch": balance.batches,
         "classes": np.count_nonzero(balance.counts, axis=1),
@@ -181,44 +190,14 @@ def values_of(balance: Balance) -> dict[str, np.ndarray]:
 
 
 def table(balance: Balance, *, counted: bool) -> Table:
-    """A row for each client or, of many, the smallest, the largest and the quantiles of each
-    column.
+    """A row for each client; of many, the smallest, the quantiles of each column, and the largest.
 
-    counted: with the examples of every class, which take room.
+    counted: whether to add the examples of every class, which need room.
     """
-    values, top, holds = values_of(balance), balance.counts.argmax(1), balance.delta_holds
-    width, few = len(str(balance.counts.max())), len(top) <= ALL_SHOWN
-
-    def client(at: int, group: str = "") -> Line:
-        return Line(
-            name=printable(name_in(_row(balance, at))),
-            values={name: column[at] for name, column in values.items()},
-            top=f"{class_name(balance, int(top[at]))}: ",
-            ok="--" if balance.delta is None else "yes" if holds[at] else "NO",
-            group=group,
-            counts=" ".join(f"{count:>{width}}" for count in balance.counts[at]),
-            style="" if holds[at] else "alert",
-        )
-
-    def level(name: str, at: float) -> Line:
-        row = {key: float(np.quantile(column, at)) for key, column in values.items()}
-        return Line(
-            name=name, values=row, group="quantiles", style="own" if name == "median" else ""
-        )
-
-    by_size = np.argsort(balance.sizes, kind="stable").tolist()
-    lines = (
-        [client(at) for at in range(len(by_size))]
-        if few
-        else [
-            *(client(at, "smallest clients") for at in by_size[:ENDS]),
-            *(level(*one) for one in QUANTILES.items()),
-            *(client(at, "largest clients") for at in by_size[-ENDS:]),
-        ]
-    )
+    values = values_of(balance)
 
     def column(name: str, form: str) -> Column:
-        return Column(name, lambda one: one.values[name], form)
+        return Column(name, lambda line: line.values[name], form)
 
     columns = [
         Column("client", "name"),
@@ -229,83 +208,131 @@ def table(balance: Balance, *, counted: bool) -> Table:
         column("classes", ".0f"),
         Column(
             "top class",
-            lambda one: one.values["top class"],
-            words=lambda one: f"{one.top}{one.values['top class']:.0f} %",
+            lambda line: line.values["top class"],
+            words=lambda line: f"{line.top}{line.values['top class']:.0f} %",
         ),
         column("distance", ".2f"),
         Column("delta ok", "ok"),
-        *([Column(_counted(balance), "counts")] if counted else []),
+        *([Column(counts_heading(balance), "counts")] if counted else []),
     ]
     return make_table(
         columns,
-        lines,
+        lines_of(balance, values),
         title=balance.title,
-        style=lambda one: one.style,
-        group=lambda one: one.group,
+        style=lambda line: line.style,
+        group=lambda line: line.group,
     )
 
 
-def _counted(balance: Balance) -> str:
-    """The heading of the examples of every class, with the names of few."""
+def lines_of(balance: Balance, values: Mapping[str, np.ndarray]) -> list[Line]:
+    """The rows of the table, from the numbers of all clients."""
+    clients = len(balance.sizes)
+    if clients <= MAX_ROWS:
+        return [client_line(balance, values, client) for client in range(clients)]
+    by_size = np.argsort(balance.sizes, kind="stable").tolist()
+    quantiles = [
+        Line(
+            name=name,
+            values={key: float(np.quantile(column, level)) for key, column in values.items()},
+            group="quantiles",
+            style="own" if name == "median" else "",
+        )
+        for name, level in QUANTILES.items()
+    ]
+    return [
+        *(
+            client_line(balance, values, client, "smallest clients")
+            for client in by_size[:CLIENTS_AT_ENDS]
+        ),
+        *quantiles,
+        *(
+            client_line(balance, values, client, "largest clients")
+            for client in by_size[-CLIENTS_AT_ENDS:]
+        ),
+    ]
+
+
+def client_line(
+    balance: Balance, values: Mapping[str, np.ndarray], client: int, group: str = ""
+) -> Line:
+    """The row of one client."""
+    counts, holds = balance.counts[client], balance.delta_holds[client]
+    width = len(str(balance.counts.max()))
+    ok = "yes" if holds else "NO"
+    return Line(
+        name=printable(name_in(client_row(balance, client))),
+        values={name: column[client] for name, column in values.items()},
+        top=f"{class_name(balance, int(counts.argmax()))}: ",
+        ok="--" if balance.delta is None else ok,
+        group=group,
+        counts=" ".join(f"{count:>{width}}" for count in counts),
+        style="" if holds else "alert",
+    )
+
+
+def counts_heading(balance: Balance) -> str:
+    """The heading of the examples of every class, with the names of a few classes."""
     names = ", ".join(class_name(balance, label) for label in range(len(balance.classes)))
-    return f"examples by class ({names})" if 0 < len(names) <= NAMED else "examples by class"
+    return (
+        f"examples by class ({names})"
+        if 0 < len(names) <= MAX_HEADING_LETTERS
+        else "examples by class"
+    )
 
 
-def conclusions(balance: Balance) -> list[Said]:
-    """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no
-    examples.
-    """
+def conclusions(balance: Balance) -> list[StyledLine]:
+    """Lines with their style: rate, extremes, whether delta holds, clients with tiny batches."""
     rates = balance.rates
     rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
-    plain = (
-        *([balance.dealt] if balance.dealt else []),
+    plain = [balance.dealt] if balance.dealt else []
+    plain.append(
         f"q = {rate}; the server divides every sum by the expected batch of a client, "
-        f"{balance.expected_batch:.1f}",
-        *extremes(balance),
+        f"{balance.expected_batch:.1f}"
     )
-    lines = [*((line, None) for line in plain), _about_delta(balance)]
+    plain += extremes(balance)
+    lines: list[StyledLine] = [(line, None) for line in plain]
+    lines.append(_about_delta(balance))
     if idle := int((balance.batches < 1).sum()):
-        raised = (
+        advice = (
             f"{idle} clients expect less than one of their {balance.counted} in a step: raise q, "
             "or take fewer clients"
         )
-        lines.append((raised, "yellow"))
+        lines.append((advice, "yellow"))
     return lines
 
 
 def extremes(balance: Balance) -> tuple[str, str]:
-    """The sizes and class mixes at the ends, which a page shows in its figure and its headline."""
-    sizes, apart = balance.sizes, balance.distances
-    smallest, largest = sizes.argmin(), sizes.argmax()
-    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
+    """The extreme sizes and class mixes in words; a page has them in figure and headline."""
+    sizes, distances = balance.sizes, balance.distances
+    smallest, largest = int(sizes.argmin()), int(sizes.argmax())
     return (
-        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
+        f"smallest: {client_words(client_row(balance, smallest))} with {sizes[smallest]:,} "
+        f"{balance.counted}; largest: {client_words(client_row(balance, largest))} with "
         f"{sizes[largest]:,}",
-        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
-        f"{apart.max():.2f}",
+        f"distance to the class mix of all (total variation): mean {distances.mean():.2f}, largest "
+        f"{distances.max():.2f}",
     )
 
 
-def _about_delta(balance: Balance) -> Said:
+def _about_delta(balance: Balance) -> StyledLine:
+    """Whether delta is below 1/N_k for every client, in words."""
     if balance.delta is None:
         return "the method claims no epsilon, so it needs no delta", None
     bound, holds = 1 / balance.sizes.max(), balance.delta_holds
-    said = f"delta = {balance.delta:g}"
+    delta = f"delta = {balance.delta:g}"
     if balance.deltas is not None:
-        said = f"each client's own delta ({balance.deltas.min():g} to {balance.deltas.max():g})"
+        delta = f"each client's own delta ({balance.deltas.min():g} to {balance.deltas.max():g})"
     if holds.all():
-        return f"{said} < 1/N_k for every client; the smallest 1/N_k is {bound:.3g}", None
+        return f"{delta} < 1/N_k for every client; the smallest 1/N_k is {bound:.3g}", None
     return (
-        f"{said} is not below 1/N_k for {(~holds).sum()} of {len(holds)} "
+        f"{delta} is not below 1/N_k for {(~holds).sum()} of {len(holds)} "
         f"clients; a run refuses that: take delta < {bound:.3g}",
         "bold red",
     )
 
 
 def rows_of(balance: Balance) -> list[dict[str, Any]]:
-    """Each client: examples (and persons, where they are the unit), rate, expected batch, distance,
-    delta, and the examples of each class.
-    """
+    """The lines of partition.csv, one a client: sizes, rate, batch, distance, delta, classes."""
     columns = {
         "sample_rate": balance.rates,
         "expected_batch": balance.batches,
@@ -314,7 +341,7 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
     holds = balance.delta_holds
     return [
         {
-            **_row(balance, client),
+            **client_row(balance, client),
             "examples": sum(counts),
             **({"persons": int(balance.sizes[client])} if balance.counted != ROWS else {}),
             **{name: f"{column[client]:.6g}" for name, column in columns.items()},
@@ -326,68 +353,77 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
 
 
 def class_name(balance: Balance, label: int) -> str:
-    """What the data call a class: a folder's name, a label; else its number."""
+    """The name of a class in the data, such as that of a folder; else its number."""
     return printable(balance.classes[label]) if label < len(balance.classes) else f"{label}"
 
 
-def _row(balance: Balance, client: int) -> dict[str, Any]:
+def client_row(balance: Balance, client: int) -> dict[str, Any]:
     """The number of a client, and its name if it has one."""
     return {"client": client, **({"name": balance.names[client]} if balance.names else {})}
 
 
 def charts(balance: Balance) -> tuple[Chart, ...]:
-    """The classes of every client as stacked bars; of many clients their shares, in groups, and the
-    sizes.
-    """
-    clients, classes = balance.counts.shape
+    """The classes of every client as stacked bars; of many clients mean shares, and the sizes."""
+    parts = class_parts(balance)
+    if len(balance.counts) <= MAX_BARS:
+        return (counts_chart(balance, parts),)
+    return shares_chart(balance, parts), sizes_chart(balance)
+
+
+def class_parts(balance: Balance) -> list[tuple[str, np.ndarray]]:
+    """Names and labels of the coloured parts: a class each, and the less frequent ones together."""
+    classes = balance.counts.shape[1]
     by_total = np.argsort(-balance.counts.sum(0), kind="stable")
-    own = np.sort(by_total[: len(COLOURS) - (classes > len(COLOURS))])
-    rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
+    alone = np.sort(by_total[: len(CLASS_COLOURS) - (classes > len(CLASS_COLOURS))])
     word = "" if balance.classes else "class "
-    parts = [(f"{word}{class_name(balance, label)}", np.array([label])) for label in own] + rest
-    if clients <= BARS:
-        ticks = (
-            spaced(
-                [
-                    (float(client), printable(name_in(_row(balance, client))))
-                    for client in range(clients)
-                ]
-            )
-            if clients > 1
-            else ()
-        )
-        values, x = balance.counts, Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
-        return (
-            _stacked("What each client holds", values, range(clients), x, parts, Axis(label=ROWS)),
-        )
+    parts = [(f"{word}{class_name(balance, label)}", np.array([label])) for label in alone]
+    if classes > len(CLASS_COLOURS):
+        parts.append(("other classes", np.setdiff1d(by_total, alone)))
+    return parts
+
+
+def counts_chart(balance: Balance, parts: Sequence[tuple[str, np.ndarray]]) -> Chart:
+    """A bar of examples for each client."""
+    clients = len(balance.counts)
+    ticks: tuple[tuple[float, str], ...] = ()
+    if clients > 1:
+        names = [printable(name_in(client_row(balance, client))) for client in range(clients)]
+        ticks = spaced([(float(client), name) for client, name in enumerate(names)])
+    x = Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
+    return _stacked(
+        "What each client holds", balance.counts, range(clients), x, parts, Axis(label=ROWS)
+    )
+
+
+def shares_chart(balance: Balance, parts: Sequence[tuple[str, np.ndarray]]) -> Chart:
+    """``MAX_BARS`` bars of class shares, each the mean over clients with similar mixes."""
+    clients = len(balance.counts)
     order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
-    groups = np.array_split(order, BARS)
+    groups = np.array_split(order, MAX_BARS)
     values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
-    places = [
-        float(group) for group in np.cumsum([len(group) for group in groups]) - len(groups[0]) / 2
-    ]
-    label = f"clients in the order of their largest class, about {clients // BARS} a bar"
-    x = Axis(label=label, low=0.0, high=float(clients))
+    ends = np.cumsum([len(group) for group in groups])
+    label = f"clients in the order of their largest class, about {clients // MAX_BARS} a bar"
+    return _stacked(
+        "What the clients hold",
+        values,
+        (ends - len(groups[0]) / 2).tolist(),
+        Axis(label=label, low=0.0, high=float(clients)),
+        parts,
+        Axis(label="% of their examples", high=100.0, unit="%"),
+    )
+
+
+def sizes_chart(balance: Balance) -> Chart:
+    """The sizes of all clients in descending order, at 400 points at most, and their mean."""
     sizes = np.sort(balance.sizes)[::-1]
-    at = np.unique(np.linspace(0, clients - 1, 400).astype(int))
-    sized = Series(x=(at + 1).tolist(), y=sizes[at].tolist(), colour=BLUE)
-    mean = level(float(sizes.mean()), "mean", BLACK)
-    return (
-        _stacked(
-            "What the clients hold",
-            values,
-            places,
-            x,
-            parts,
-            Axis(label="% of their examples", high=100.0, unit="%"),
-        ),
-        Chart(
-            title="Size of each client",
-            x=Axis(label="clients, the largest first"),
-            y=Axis(label=ROWS, low=0),
-            series=(sized, mean),
-            height=240,
-        ),
+    ranks = np.unique(np.linspace(0, len(sizes) - 1, 400).astype(int))
+    curve = Series(x=(ranks + 1).tolist(), y=sizes[ranks].tolist(), colour=BLUE)
+    return Chart(
+        title="Size of each client",
+        x=Axis(label="clients, the largest first"),
+        y=Axis(label=ROWS, low=0),
+        series=(curve, level(float(sizes.mean()), "mean", BLACK)),
+        height=240,
     )
 
 
@@ -408,6 +444,6 @@ def _stacked(
             y=values[:, labels].sum(1).tolist(),
             colour=colour,
         )
-        for (name, labels), colour in zip(parts, COLOURS, strict=False)
+        for (name, labels), colour in zip(parts, CLASS_COLOURS, strict=False)
     ]
     return Chart(title=title, x=x, y=y, series=series, height=380)

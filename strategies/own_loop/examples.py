@@ -1,5 +1,7 @@
-"""Public examples, for what reads shapes, and made-up ones, to check that no examples are mixed
-before a charge.
+"""Public and made-up examples, on which model and loss are checked before a charge.
+
+The checks are that examples are not mixed, and that shapes fit. Made-up examples have the shapes
+and types of the data, and no value of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,45 +33,45 @@ from fedlsg.user_code.objects import restored
 
 
 @contextmanager
-def checked_ctc() -> Iterator[None]:
-    """Inside, ``torch.ctc_loss`` raises ValueError for class numbers or lengths that end the
-    process on a CPU.
+def ctc_checks() -> Iterator[None]:
+    """Inside, ``torch.ctc_loss`` raises ValueError for class numbers or lengths out of range.
+
+    Without it they end the process on a CPU.
     """
-    real = torch.ctc_loss
+    ctc_loss = torch.ctc_loss
 
     def checked(
         log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any
     ) -> Tensor:
         time, classes = log_probs.shape[0], log_probs.shape[-1]
-        most = targets.shape[-1] if targets.ndim > 1 else len(targets)
-        for name, value, top in (
+        longest = targets.shape[-1]
+        for name, value, largest in (
             ("targets", targets, classes - 1),
             ("input_lengths", input_lengths, time),
-            ("target_lengths", target_lengths, most),
+            ("target_lengths", target_lengths, longest),
         ):
-            lengths = torch.as_tensor(value)
-            if lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= top:
+            numbers = torch.as_tensor(value)
+            if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) <= largest:
                 raise ValueError(
-                    f"ctc_loss: expected {name} from 0 to {top}, got "
-                    f"{int(lengths.min())}..{int(lengths.max())}"
+                    f"ctc_loss: expected {name} from 0 to {largest}, got "
+                    f"{int(numbers.min())}..{int(numbers.max())}"
                 )
-        if targets.ndim == 1 and int(torch.as_tensor(target_lengths).sum()) > most:
-            raise ValueError(f"ctc_loss: expected target_lengths that add up to {most} at most")
-        return real(log_probs, targets, input_lengths, target_lengths, *rest)
+        if targets.ndim == 1 and int(torch.as_tensor(target_lengths).sum()) > longest:
+            raise ValueError(f"ctc_loss: expected target_lengths that add up to {longest} at most")
+        return ctc_loss(log_probs, targets, input_lengths, target_lengths, *rest)
 
     with patch.object(torch, "ctc_loss", checked):
         yield
 
 
 ROWS = 7
-"""Examples that are made."""
+"""Examples of a made-up batch."""
 GIVE_EXAMPLE = "give example=(inputs, targets), some public rows"
+"""The remedy in messages about made-up rows."""
 
 
 def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] | None) -> None:
-    """Raise ValueError for a model that has adapters already, and for pruning that needs an
-    example.
-    """
+    """Raise ValueError for a model that has adapters already, or pruning that needs an example."""
     if isinstance(method.carrier, Lora) and any(
         isinstance(module, Adapted) for module in model.modules()
     ):
@@ -88,24 +90,23 @@ def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] |
 
 
 def synthetic(like: Batch) -> Batch:
-    """``ROWS`` random rows of the shape, type and device of ``like``, of which no value is read.
-
-    Normal numbers for floating point inputs; 0 or 1, and 1 in the first column, for integers and
-    booleans.
-    """
-    batch: Batch = of_fields({name: _rows(value, name) for name, value in fields_of(like).items()})
+    """``ROWS`` random rows of the shape, type and device of ``like``, of which no value is read."""
+    batch: Batch = of_fields(
+        {name: random_rows(value, name) for name, value in fields_of(like).items()}
+    )
     return batch
 
 
-def _rows(like: Tensor, name: str) -> Tensor:
+def random_rows(like: Tensor, name: str) -> Tensor:
+    """Random rows of a field: normal numbers for floats, 0 or 1 for integers and booleans."""
     generator = public_generator(0, "synthetic", name)
     shape = (ROWS, *like.shape[1:])
     if like.is_floating_point():
         return torch.randn(shape, generator=generator).to(like)
-    drawn = torch.randint(2, shape, generator=generator)
-    if drawn.ndim > 1 and drawn.shape[1] > 1:
-        drawn[:, 0] = 1  # no mask of tokens is empty
-    return drawn.to(like)
+    rows = torch.randint(2, shape, generator=generator)
+    if rows.ndim > 1 and rows.shape[1] > 1:
+        rows[:, 0] = 1  # no mask of tokens is empty
+    return rows.to(like)
 
 
 def check_synthetic(
@@ -118,12 +119,12 @@ def check_synthetic(
 ) -> None:
     """Check on made-up examples of these shapes and types that model and loss mix none.
 
-    ``check_model`` on random rows, and on plain ones that the model and the loss take. No value of
-    ``inputs`` is read.
-    ``level``: how a step will run this code.
+    The check is ``check_model`` on random rows, and on plain ones that model and loss take. No
+    value of ``inputs`` is read. ``level``: of isolation in steps.
+
     Raises UnsupportedLayerError for a model that mixes examples, OwnDrawsError for one that seeds
-    its random draws; ValueError, asking for public examples, where the model cannot be run on
-    made-up ones; or, at ``checked``, on equal ones only.
+    its random draws; ValueError, which asks for public examples, if the model does not run on
+    made-up ones, or, at ``checked``, only on equal ones.
     """
     try:
         differ = check_rows(model, loss, made_up(inputs, targets), level)
@@ -151,11 +152,10 @@ def check_example(
     *,
     level: Isolation = "checked",
 ) -> None:
-    """Check on public rows of the owner, and on plain made-up ones that the model takes, that no
-    examples mix.
+    """Check on public rows of the owner, and on plain made-up ones, that no examples mix.
 
-    Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot
-    show it.
+    Raises UnsupportedLayerError for a model that mixes examples, ValueError for equal rows, which
+    cannot show it.
     """
     if not check_rows(model, loss, (inputs, targets), level):
         raise ValueError(
@@ -167,30 +167,34 @@ def check_example(
 def check_rows(
     model: nn.Module, loss: LossFunction, rows: tuple[Batch, Batch], level: Isolation
 ) -> bool:
-    """``check_model`` on rows, and on plain ones of their form; whether rows ran that differ."""
-    with restored(loss), checked_ctc():
+    """Run ``check_model`` on rows, and on plain ones of their form.
+
+    Returns whether the model ran on rows that differ.
+    """
+    with restored(loss), ctc_checks():
         plain = accepted(model, loss, *rows)
         families = [rows] if plain is None else [rows, plain]
         ran = check_model(model, loss, families, level=level)
     inputs = joined([family[0] for family in families])
-    return len(ran) > 1 and _differ(each(inputs, lambda t: t[ran]))
+    return len(ran) > 1 and _differ(each(inputs, lambda tensor: tensor[ran]))
 
 
-def takes(model: nn.Module, loss: LossFunction) -> Takes:
-    """Whether a batch runs with finite losses, on copies on the CPU: in float64, or in the model's
-    own type.
+def takes_batch(model: nn.Module, loss: LossFunction) -> Takes:
+    """A function that says whether a batch runs with finite losses.
+
+    It runs copies of the model on the CPU: in float64, then in the model's own type.
     """
-    copied = copy_of(model).cpu()
-    double = copy_of(copied).double()
+    own_type = copy_of(model).cpu()
+    double = copy_of(own_type).double()
 
     def runs(inputs: Batch, targets: Batch) -> bool:
-        for part, batch in (
+        for copied, batch in (
             (double, in_type((inputs, targets), torch.float64)),
-            (copied, (inputs, targets)),
+            (own_type, (inputs, targets)),
         ):
-            # whatever a user's code raises on such values
+            # a user's code may raise anything on such values
             with suppress(Exception), torch.no_grad(), force_eager():
-                if bool(loss(call(part, batch[0]), batch[1]).isfinite().all()):
+                if bool(loss(call(copied, batch[0]), batch[1]).isfinite().all()):
                     return True
         return False
 
@@ -198,51 +202,57 @@ def takes(model: nn.Module, loss: LossFunction) -> Takes:
 
 
 def _differ(rows: Batch) -> bool:
-    """Whether some rows differ from others in some input."""
+    """Whether some row differs from the first in a number that is not NaN."""
     return any(
-        not bool(((t == t[:1]) | (t != t)).all()) for t in fields_of(rows).values() if len(t)
+        not bool(((field == field[:1]) | field.isnan()).all())
+        for field in fields_of(rows).values()
+        if len(field)
     )
 
 
 def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
-    """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
-    wanted = synthetic(targets)
-    return synthetic(inputs), wanted.sigmoid() if isinstance(
-        wanted, Tensor
-    ) and wanted.is_floating_point() else wanted
+    """Made-up rows of inputs and targets of these shapes and types, whose values are not read.
+
+    Floating point targets are probabilities.
+    """
+    random_targets = synthetic(targets)
+    if isinstance(random_targets, Tensor) and random_targets.is_floating_point():
+        random_targets = random_targets.sigmoid()
+    return synthetic(inputs), random_targets
 
 
 def accepted(
     model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch
 ) -> tuple[Any, Any] | None:
-    """Plain made-up rows of these shapes and types that model and loss take, each alone; None where
-    none is found.
+    """Plain made-up rows that model and loss take, each alone; None if none is found.
+
+    They have the shapes and types of ``inputs`` and ``targets``, and are on the model's device.
     """
-    with restored(loss), checked_ctc():
-        rows = Maker(inputs=inputs, targets=targets, takes=takes(model, loss)).rows()
+    with restored(loss), ctc_checks():
+        rows = Maker(inputs=inputs, targets=targets, takes=takes_batch(model, loss)).rows()
     if rows is None:
         return None
     device = next(model.parameters()).device
-    on_device, wanted = (each(part, lambda t: t.to(device)) for part in rows)
-    return on_device, wanted
+    plain_inputs, plain_targets = (each(part, lambda tensor: tensor.to(device)) for part in rows)
+    return plain_inputs, plain_targets
 
 
-def own_source(
+def source_of_function(
     draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction
 ) -> ProbeSource:
-    """The source that draws by a function: inputs alone, of classes as many as the model has
-    outputs, or with targets.
+    """A source of probes that calls a function for inputs, or for (inputs, targets).
 
-    Raises ValueError where the function does not give two rows of a batch that the model takes.
+    Inputs alone get random classes, as many as the model has outputs. Raises ValueError unless the
+    function gives two rows that the model takes.
     """
     if not callable(draw):
         raise ValueError(f"probe={draw!r}: expected a function probe(count, generator)")
     name, training = name_of(draw), model.training
     try:
-        drawn = draw(2, public_generator(0, "probe", "sizes"))
-        if isinstance(drawn, tuple):
+        batch = draw(2, public_generator(0, "probe", "sizes"))
+        if isinstance(batch, tuple):
             return ProbeSource(name=name, draw=draw, loss=loss)
-        inputs = on_device_of(model, drawn)
+        inputs = on_device_of(model, batch)
         with torch.no_grad(), own_draws(next(model.parameters()).device.type):
             outputs: Tensor = (
                 model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)

@@ -1,22 +1,21 @@
-"""What is tried before a charge on code that makes rows: that it keeps no state, and what it makes
-of many positions.
+"""Checks before a charge on code that makes rows: that it keeps no state and mixes no rows.
 
-Rows are made one at a time (``fedlsg.rows``), so no row depends on its company. What is left to a
-check:
+Rows are made one at a time (``fedlsg.rows``), so no row depends on others in its batch. The checks
+are:
 
     state      the same row, made again with the same draws after others, must be the same, bit for
                bit: else the code has a memory, or draws from a generator that fedlsg does not see
     positions  a row must be that of its own position
     functions  a function of many positions that standardises by the batch, or pads to its longest
-               row, means something else when it is called for one: it is refused in words, and no
-               guarantee rests on that
-    batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many
-               sizes
+               row, gives another row when it is called for one: it is refused, and no guarantee
+               rests on that
+    batched    by the owner's word ``batched=True`` rows are equal alone and in batches of many
+               sizes, bit for bit
 
-The code runs on public positions, in the process of the owner of the rows. Nothing of them leaves
-but a refusal, which names a part and a column and no value. Not found: items that mix rows inside a
-data set (windows over neighbours, mixup, a scaler fitted on all rows), and a memory that shows in
-rows that are not tried.
+The code runs on public positions, in the process of the owner of the rows. Only a refusal leaves
+the check; it names a part and a column and no value. Not found: items that mix rows inside a data
+set (windows over neighbours, mixup, a scaler fitted on all rows), and a memory that shows only in
+other rows than the tried ones.
 """
 
 import logging
@@ -37,26 +36,25 @@ from fedlsg.tensors import fields_of, rows_of, spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
 
-MANY_KEYS = 16
-"""Draws under which it shows that a function draws a coin, but for one time in 32,768."""
-ALONE = 8
-"""Rows that are made alone."""
-SPREAD = 64
-"""Positions from all over the data among which they are."""
+MANY_DRAWS = 16
+"""Draws that show that a function uses a fair coin: all are equal with probability 2^-15."""
+ROWS_ALONE = 8
+"""Rows that are made alone, and compared with those in batches."""
+SPREAD_POSITIONS = 64
+"""Positions from all over the data; the rows that are made alone are among them."""
 LARGEST = 512
-"""Rows of the largest batch that is tried."""
-KEYS = 4
-"""Draws under which rows are compared. They are secret: code may keep what it has drawn."""
+"""Rows of the largest batch."""
+FEW_DRAWS = 4
+"""Draws under which rows are compared. They are secret, because code may keep its draws."""
 
 
 def check_batches(batch: Batch, num_examples: int, device: str) -> None:
-    """Raise ValueError for code that keeps a state, or that makes another row in company than
-    alone.
+    """Raise ValueError for code that keeps a state, or makes another row in a batch than alone.
 
-    All generators are left as they were.
+    All generators are as before afterwards.
     """
-    spread = spaced(num_examples, SPREAD).tolist()
-    chosen = [spread[place] for place in spaced(len(spread), ALONE).tolist()]
+    spread = spaced(num_examples, SPREAD_POSITIONS).tolist()
+    chosen = [spread[index] for index in spaced(len(spread), ROWS_ALONE).tolist()]
     if isinstance(batch, Together):
         _check_together(batch, spread, chosen, num_examples)
     elif isinstance(batch, OneByOne):
@@ -67,9 +65,9 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
 
 
 def _check_state(batch: OneByOne, chosen: torch.Tensor) -> list[Row]:
-    """The rows, made with one key and made again the other way round."""
+    """The rows of one key. Raises ValueError unless they are the same in the reverse order."""
     batch.rows(chosen[:1])
-    batch.find_generators()  # those that the first row made as well
+    batch.find_generators()  # after a row, because code may make a generator for its first row
     key = os.urandom(16)
     rows = batch.rows(chosen, key)
     again = batch.rows(chosen.flip(0), key)[::-1]
@@ -84,11 +82,12 @@ def _check_state(batch: OneByOne, chosen: torch.Tensor) -> list[Row]:
 
 
 def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
-    """Equal rows of the data, or rows that are constant, are no error: only one row that the draws
-    choose.
+    """Raise ValueError if the draws choose one row for all positions.
+
+    Equal rows that do not depend on the draws are no error: the data may have equal rows.
     """
     firsts = []
-    for _ in range(KEYS):
+    for _ in range(FEW_DRAWS):
         rows = batch.rows(chosen, os.urandom(16))
         if len(rows) < 2 or not all(same_row(rows[0], row) for row in rows[1:]):
             return
@@ -102,14 +101,12 @@ def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
 
 
 def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> None:
-    """What a function of many positions makes of them, next to the rows that it makes one at a
-    time.
-    """
+    """Raise ValueError if a function makes other rows of many positions than of one at a time."""
     try:
         results = [
-            batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)
+            batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_DRAWS)
         ]
-    except Exception:  # it takes one position alone
+    except Exception:  # the function is for one position
         return
     if batch_size(*results[0]) == 1:  # it reads the first position alone
         return
@@ -161,17 +158,17 @@ def _tensors(row: Row) -> dict[tuple[int, str], torch.Tensor]:
 
 def rows_in(given: Any, count: int) -> list[Row]:
     """The rows of a batch. Raises ValueError unless it has ``count``."""
-    whole = check_batch(given, count)
+    inputs, targets = check_batch(given, count)
     return [
-        first_row((rows_of(whole[0], place), rows_of(whole[1], place)))
-        for place in torch.arange(count).split(1)
+        first_row((rows_of(inputs, index), rows_of(targets, index)))
+        for index in torch.arange(count).split(1)
     ]
 
 
 def _check_together(
     batch: Together, spread: list[int], chosen: list[int], num_examples: int
 ) -> None:
-    """Rows of ``batched=True``, alone and in batches of many sizes, bit for bit."""
+    """Raise ValueError unless rows of ``batched=True`` are the same alone and in batches."""
     alone = {position: rows_in(batch(torch.tensor([position])), 1)[0] for position in chosen}
     for positions in _batches(spread, chosen, num_examples):
         rows = rows_in(batch(torch.tensor(positions)), len(positions))
@@ -202,8 +199,10 @@ def _batches(
 
 
 def same_function(batch: Any, known: Any) -> bool:
-    """Whether a batch function needs no check after ``known``: the same code over the same objects,
-    or moves alone.
+    """Whether a batch function needs no check after ``known``.
+
+    That is so for the same code over the same objects, and for stored tensors, whose rows are only
+    moved.
     """
     if batch is known or isinstance(batch, Stored):
         return True
@@ -220,7 +219,7 @@ def same_function(batch: Any, known: Any) -> bool:
     held = []
     for function in (first, other):
         cells = filled_cells(function)
-        # a name that is not set yet may become anything
+        # a cell that is empty now may hold any object later
         if len(cells) < len(function.__closure__ or ()):
             return False
         held.append([*(cell.cell_contents for cell in cells), *(function.__defaults__ or ())])

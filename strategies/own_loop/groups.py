@@ -1,4 +1,4 @@
-"""Whose the rows of a loop are: ``PrivateStep(groups=...)``."""
+"""The persons whose rows a loop has: ``PrivateStep(groups=...)``."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from fedlsg.config.units import UNITS, PersonGradient, Unit, unit_named
 from fedlsg.training.persons import Persons, numbers_of
 
 PERSON = "person"
-"""The unit's name where the groups have none."""
+"""The unit's name if the groups have no name."""
 
 
 def unit_of_groups(groups: Any) -> Unit:
-    """A person, called by the name of the column."""
+    """The unit of persons, with the name of the column if that is not taken."""
     name = getattr(groups, "name", None)
-    named = isinstance(name, str) and bool(name.strip()) and name not in UNITS
-    return unit_named(name if named else PERSON)
+    is_usable = isinstance(name, str) and bool(name.strip()) and name not in UNITS
+    return unit_named(name if is_usable else PERSON)
 
 
 def persons_of(
@@ -21,8 +21,8 @@ def persons_of(
 ) -> Persons | None:
     """The persons of the rows; None without groups.
 
-    Raises ValueError, naming the argument, for values that do not say whose each row is, another
-    number of them than of rows, and settings of persons without groups.
+    Raises ValueError, naming the argument, for groups that are no column, for another number of
+    values than of rows, and for settings of persons without groups.
     """
     if type(most_rows) is not int or most_rows < 0:
         raise ValueError(f"expected person_rows={most_rows!r} to be an integer >= 0 (0: all rows)")

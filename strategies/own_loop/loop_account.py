@@ -1,9 +1,9 @@
-"""What an own loop may spend: its terms, how much noise its steps need, and its ledger.
+"""The privacy budget of an own loop: its terms, the noise that its steps need, and its ledger.
 
-The ledger holds what the steps and those of earlier runs on the same data have spent together. A
-second loop that goes on from the weights of the first with a temporary ledger of its own would
-leave out what the first has spent, and is refused. One with new weights on the same rows is warned
-of, and ``epsilon_of_data`` adds both up.
+The ledger holds the charges of all runs on the same data. A second loop that goes on from the
+weights of the first with a temporary ledger of its own would leave out the charges of the first: it
+is refused. A loop with new weights on the same rows gives a warning, and ``epsilon_of_data`` adds
+both up.
 """
 
 import math
@@ -44,10 +44,15 @@ from fedlsg.state import ClientTerms, RoundPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The public terms of a run on one data set: N, q, T, and what it may spend or how much noise
-    it adds.
+    """The public terms of a run on one data set: its size, its steps, and its budget or noise.
 
-    ``unit``: what epsilon protects; N counts these.
+    num_examples: N, the number of units.
+    sample_rate: q, the probability of a unit to join a step.
+    steps: T.
+    epsilon: the budget; None if the noise is given, or under a mechanism without epsilon.
+    noise_multiplier: noise over clip norm; None if it follows from epsilon.
+    delta: that of epsilon; None under a mechanism without epsilon.
+    unit: what epsilon protects.
     """
 
     num_examples: int
@@ -60,15 +65,11 @@ class Spending:
 
     @property
     def budget(self) -> tuple[float, float] | None:
-        """(epsilon, delta) that the ledger may reach, or None without an epsilon, as under no
-        private mechanism.
-        """
+        """(epsilon, delta) that the ledger may reach; None without both."""
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
     def terms(self, noise_multiplier: float, pruning: float) -> ClientTerms:
-        """The same as the terms of a client, at these noise multipliers of training and of a
-        pruning round.
-        """
+        """The terms of a client at these noise multipliers of training and of a pruning round."""
         return ClientTerms(
             num_examples=self.num_examples,
             sample_rate=self.sample_rate,
@@ -77,114 +78,133 @@ class Spending:
         )
 
     def event(self, noise_multiplier: float) -> Event:
-        """All steps at an effective noise multiplier."""
+        """The event of all steps at an effective noise multiplier: noise over sensitivity."""
         return Event(
             sample_rate=self.sample_rate, noise_multiplier=noise_multiplier, steps=self.steps
         )
 
 
-def check_spending(method: Method, s: Spending) -> None:
-    """Raise ValueError for terms that do not fit the method, and for methods that make no sense
-    without a server.
-    """
-    if type(s.num_examples) is not int or s.num_examples < 1:
+def check_spending(method: Method, spending: Spending) -> None:
+    """Raise ValueError for terms that do not fit the method, and for methods that need clients."""
+    if type(spending.num_examples) is not int or spending.num_examples < 1:
         raise ValueError(
-            f"expected num_examples={s.num_examples!r} to be an integer >= 1: the size of the data "
-            "set"
+            f"expected num_examples={spending.num_examples!r} to be an integer >= 1: the size of "
+            "the data set"
         )
-    if type(s.steps) is not int or s.steps < 1:
+    if type(spending.steps) is not int or spending.steps < 1:
         raise ValueError(
-            f"expected steps={s.steps!r} to be an integer >= 1: noise and schedules are for so "
-            "many steps"
+            f"expected steps={spending.steps!r} to be an integer >= 1: noise and schedules are for "
+            "so many steps"
         )
-    terms = {
-        "sample_rate": s.sample_rate,
-        "epsilon": s.epsilon,
-        "delta": s.delta,
-        "noise_multiplier": s.noise_multiplier,
+    numbers = {
+        "sample_rate": spending.sample_rate,
+        "epsilon": spending.epsilon,
+        "delta": spending.delta,
+        "noise_multiplier": spending.noise_multiplier,
     }
-    check_real(**{name: value for name, value in terms.items() if value is not None})
-    if s.epsilon is not None:
-        checked_epsilon(s.epsilon)
-    check_sample_rate(s.sample_rate)
+    check_real(**{name: value for name, value in numbers.items() if value is not None})
+    if spending.epsilon is not None:
+        checked_epsilon(spending.epsilon)
+    check_sample_rate(spending.sample_rate)
     if method.compression.error_feedback:
         raise ValueError(
             f"method {method.name!r} keeps back what a message leaves out, and an own loop sends "
             "no messages: use 'sgd'"
         )
-    for name, alone in (("noise_share", 1), ("colluders", 0)):
-        if (given := getattr(method.mechanism, name)) != alone:
-            raise ValueError(f"{name}={given} shares noise with other clients: there are none")
+    if (share := method.mechanism.noise_share) != 1:
+        raise ValueError(f"noise_share={share} shares noise with other clients: there are none")
+    if colluders := method.mechanism.colluders:
+        raise ValueError(f"colluders={colluders} shares noise with other clients: there are none")
+    check_noise(method, spending)
+
+
+def check_noise(method: Method, spending: Spending) -> None:
+    """Raise ValueError unless epsilon, delta and noise_multiplier fit the method's mechanism."""
     kind, private = method.mechanism.kind, method.mechanism.private
-    if not private and s.epsilon is not None:
+    if not private and spending.epsilon is not None:
         raise ValueError(
             f"mechanism {kind!r} of method {method.name!r} has no epsilon: leave out "
-            f"epsilon={s.epsilon}"
+            f"epsilon={spending.epsilon}"
         )
-    if not method.mechanism.adds_noise and s.noise_multiplier is not None:
+    if not method.mechanism.adds_noise and spending.noise_multiplier is not None:
         raise ValueError(
-            f"mechanism {kind!r} adds no noise: leave out noise_multiplier={s.noise_multiplier}"
+            f"mechanism {kind!r} adds no noise: leave out "
+            f"noise_multiplier={spending.noise_multiplier}"
         )
     if (
         method.mechanism.adds_noise
-        and s.noise_multiplier is None
-        and (not private or s.epsilon is None)
+        and spending.noise_multiplier is None
+        and (not private or spending.epsilon is None)
     ):
         raise ValueError(f"expected {'epsilon and delta, or ' if private else ''}noise_multiplier")
-    if s.unit.persons and not method.mechanism.clips:
+    if spending.unit.persons and not method.mechanism.clips:
         raise ValueError(f"groups= clips persons, and mechanism={kind!r} does not: leave it out")
     if private:
-        if s.delta is None:
-            counted = f"the persons of {s.unit.name!r}" if s.unit.persons else "num_examples"
+        if spending.delta is None:
+            unit = spending.unit
+            counted = f"the persons of {unit.name!r}" if unit.persons else "num_examples"
             raise ValueError(
-                f"expected a delta below 1 / {counted} = {1 / s.num_examples:.3g}, such as 1e-5"
+                f"expected a delta below 1 / {counted} = {1 / spending.num_examples:.3g}, such as "
+                "1e-5"
             )
-        check_delta(s.delta, s.num_examples)
+        check_delta(spending.delta, spending.num_examples)
 
 
-def terms_of(method: Method, s: Spending, *, blocks: int, spent: tuple[Event, ...]) -> ClientTerms:
-    """The noise multipliers of training and of a pruning round; ``spent``: what the ledger has of
-    earlier runs.
+def terms_of(
+    method: Method, spending: Spending, *, blocks: int, spent: tuple[Event, ...]
+) -> ClientTerms:
+    """The terms with the noise multipliers of training and of a pruning round.
 
-    Guarantee, if an epsilon and no multiplier is given: all ``steps``, the pruning round and what
-    was ``spent`` are within it together. Raises BudgetError if nothing is left, AccountingError if
-    no noise reaches it.
+    blocks: of the frame.
+    spent: events of earlier runs in the ledger.
+
+    Guarantee, if an epsilon and no multiplier is given: all steps, the pruning round and ``spent``
+    are within it together. Raises BudgetError if nothing is left, AccountingError if no noise
+    reaches it.
     """
     mechanism = method.mechanism
     if not mechanism.adds_noise:
-        return s.terms(0.0, 0.0)
+        return spending.terms(0.0, 0.0)
+    # noise over clip norm = ratio x (noise over sensitivity), which accountants take
     ratio = mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0
-    if s.noise_multiplier is not None:
-        sigma = s.noise_multiplier
-        events = (s.event(sigma / ratio),)
+    if spending.noise_multiplier is not None:
+        sigma = spending.noise_multiplier
+        events = (spending.event(sigma / ratio),)
         if mechanism.private:
-            certified(events, s.delta)
-        return s.terms(sigma, _pruning(method, s, events))
-    assert s.epsilon is not None
-    assert s.delta is not None
-    check_left(spent, s.epsilon, s.delta)
-    pruning = _pruning(method, s, ())
-    others = (
-        (*spent, Event(sample_rate=1.0, noise_multiplier=pruning, steps=1)) if pruning else spent
-    )
+            check_certified(events, spending.delta)
+        return spending.terms(sigma, pruning_noise(method, spending, events))
+    assert spending.epsilon is not None
+    assert spending.delta is not None
+    check_left(spent, spending.epsilon, spending.delta)
+    pruning = pruning_noise(method, spending, ())
+    others = spent
+    if pruning:
+        others = (*spent, Event(sample_rate=1.0, noise_multiplier=pruning, steps=1))
     effective = calibrate_noise_multiplier(
-        epsilon=s.epsilon, delta=s.delta, sample_rate=s.sample_rate, steps=s.steps, besides=others
+        epsilon=spending.epsilon,
+        delta=spending.delta,
+        sample_rate=spending.sample_rate,
+        steps=spending.steps,
+        besides=others,
     )
-    return s.terms(effective * ratio, pruning)
+    return spending.terms(effective * ratio, pruning)
 
 
-def _pruning(method: Method, s: Spending, training: tuple[Event, ...]) -> float:
-    """Noise multiplier of the pruning round, 0 without one: its share of the epsilon, or of that of
-    ``training``.
+def pruning_noise(method: Method, spending: Spending, training: tuple[Event, ...]) -> float:
+    """The noise multiplier of the pruning round; 0 without one.
+
+    The round has its share of the epsilon, or of the epsilon of ``training`` if the noise is given.
     """
     if not method.prune.reads_data:
         return 0.0
     if not method.mechanism.private:
-        return s.noise_multiplier or 0.0
-    assert s.delta is not None
-    whole = compose(training, delta=s.delta).upper if s.epsilon is None else s.epsilon
-    share = method.prune.epsilon_share * whole
-    return calibrate_noise_multiplier(epsilon=share, delta=s.delta, sample_rate=1.0, steps=1)
+        return spending.noise_multiplier or 0.0
+    assert spending.delta is not None
+    epsilon = spending.epsilon
+    if epsilon is None:
+        epsilon = compose(training, delta=spending.delta).upper
+    share = method.prune.epsilon_share * epsilon
+    return calibrate_noise_multiplier(epsilon=share, delta=spending.delta, sample_rate=1.0, steps=1)
 
 
 def check_left(spent: tuple[Event, ...], epsilon: float, delta: float) -> None:
@@ -197,31 +217,30 @@ def check_left(spent: tuple[Event, ...], epsilon: float, delta: float) -> None:
         )
 
 
-def certified(events: tuple[Event, ...], delta: float | None) -> None:
-    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon; the
-    cheaper goes first.
-    """
+def check_certified(events: tuple[Event, ...], delta: float | None) -> None:
+    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon."""
     assert delta is not None
     try:
-        compose(events, delta=delta, accountants=("pld",))
+        compose(events, delta=delta, accountants=("pld",))  # the fastest
     except AccountingError:
         compose(events, delta=delta)
 
 
 CLIENT = 0
 """The client of public streams, and of a ledger that names none yet: an own loop is alone."""
-
-
-WAY = "give both the same ledger=PATH, one file for each data set"
-"""How a loop may go on from weights that another one has trained."""
+SAME_LEDGER = "give both the same ledger=PATH, one file for each data set"
+"""The remedy in messages about weights that another loop has trained."""
 
 
 class LoopAccount:
-    """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger is a
-    temporary file.
+    """One run and its ledger. Without a path the ledger is a temporary file.
 
-    ``writer``: of the weights that the run trains. ``spends``: the run in the record of its data.
-    A ledger that exists goes on as that of the client that it names.
+    lasting: whether the ledger has a path of the user.
+    ledger: an existing one continues under the client that it names.
+    run: the name of the run in the ledger.
+    writer: the record of the weights that the run trains.
+    spends: the run in the record of its data.
+
     Raises LedgerError for a damaged ledger, or that of a data set of another size.
     """
 
@@ -272,9 +291,9 @@ class LoopAccount:
         )
 
     def epsilon(self, delta: float | None) -> float:
-        """Epsilon at ``delta`` of all entries of the ledger together, of all runs; 0 without any.
+        """Epsilon at ``delta`` of all entries of the ledger together, of all runs.
 
-        ``math.inf`` if an entry has no epsilon, or if its noise came from a known seed.
+        0 without entries; ``math.inf`` if an entry has no epsilon, or noise from a known seed.
         """
         entries = self.ledger.entries
         if not all(entry.has_epsilon for entry in entries):
@@ -286,13 +305,14 @@ class LoopAccount:
         return compose(self.ledger.events(), delta=delta).upper
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run this is, and the entries that its ledger has."""
+        """The run's name, and the number and head of the ledger's entries."""
         entries, head = self.ledger.snapshot()
         return {"run": self.run, "entries": entries, "head": head if entries else GENESIS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the run of a state. Raises LedgerError unless the ledger begins with the entries
-        that it saw.
+        """Continue the run of a state.
+
+        Raises LedgerError unless the ledger begins with the entries of the state.
         """
         count = int(state["entries"])
         if count and not self.lasting and not self.ledger.entries:

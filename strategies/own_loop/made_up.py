@@ -1,8 +1,8 @@
 """Plain made-up rows that a model and a loss take, each alone.
 
-Nothing of the data is read but names, shapes and types. What is tried, in this order: for floats
-normal numbers, numbers in [0, 1] and small whole numbers; for integers 0 and 1, 1 and 2, ones and
-zeros; for targets zeros, ones, probabilities and normal numbers. Masks are lengths. Trials run on
+Only names, shapes and types of the data are read. Values are tried in this order: for floats normal
+numbers, numbers in [0, 1] and small whole numbers; for integers 0 and 1, 1 and 2, ones and zeros;
+for targets zeros, ones, probabilities and normal numbers. Masks are those of padding. Trials run on
 the CPU, where a wrong class number is an error; on a GPU it would end the process's use of the
 device.
 """
@@ -21,8 +21,8 @@ from fedlsg.tensors import fields_of, of_fields, rows_of
 
 ROWS = 4
 """Rows that are made."""
-FIELDS = 3
-"""Most fields of integers that get numbers of different kinds."""
+MAX_FIELDS = 3
+"""With so many fields of integers at most, each field is tried with numbers of its own kind."""
 
 Takes = Callable[[Batch, Batch], bool]
 """Whether model and loss take a batch."""
@@ -31,14 +31,17 @@ Fill = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def uniform(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers in [0, 1)."""
     return torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
 
 
 def normal(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Standard normal numbers."""
     return torch.randn((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
 
 
 def probabilities(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers in (0, 1), around 1/2."""
     return normal(like, draw).sigmoid()
 
 
@@ -48,8 +51,9 @@ def counts(like: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def flags(like: Tensor, draw: torch.Generator, start: int = 0) -> Tensor:
-    """``start`` and the next number; the first of each row is that one: no mask of tokens is
-    empty.
+    """Integers ``start`` or ``start`` + 1.
+
+    The first of each row is the larger one, so that no mask of tokens is empty.
     """
     if like.ndim == 1:
         return torch.arange(ROWS) % 2 + start
@@ -60,14 +64,15 @@ def flags(like: Tensor, draw: torch.Generator, start: int = 0) -> Tensor:
 
 
 def lengths(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Masks of padding, the longest first: 1 at as many places as a row has."""
+    """Masks of padding for four lengths: 1 for a number, 0 for padding."""
     size = like.shape[-1]
-    long = torch.tensor([size, max(1, size // 2), 1, max(1, size * 3 // 4)])
-    mask = torch.arange(size) < long.view(-1, *[1] * (like.ndim - 1))
+    four_lengths = torch.tensor([size, max(1, size // 2), 1, max(1, size * 3 // 4)])
+    mask = torch.arange(size) < four_lengths.view(-1, *[1] * (like.ndim - 1))
     return mask.expand(ROWS, *like.shape[1:]).long()
 
 
 def always(number: float, like: Tensor, draw: torch.Generator) -> Tensor:
+    """One number everywhere."""
     return torch.full((ROWS, *like.shape[1:]), float(number))
 
 
@@ -79,7 +84,12 @@ TARGETS: tuple[Fill, ...] = (zeros, ones, probabilities, normal)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Maker:
-    """Makes rows of the form of ``inputs`` and ``targets``."""
+    """Makes rows of the form of the data.
+
+    inputs: of the data; only names, shapes and types are read.
+    targets: of the data, likewise.
+    takes: whether model and loss take a batch.
+    """
 
     inputs: Batch
     targets: Batch
@@ -98,13 +108,13 @@ class Maker:
         return None
 
     def fills(self) -> Iterator[tuple[Fill, Mapping[str, Fill], Fill]]:
-        """For floats, for each field of integers, and for targets."""
+        """Combinations to try: the fill of floats, of each field of integers, and of targets."""
         fields = fields_of(self.inputs).items()
         names = [name for name, field in fields if not field.is_floating_point()]
         alike: list[Mapping[str, Fill]] = [dict.fromkeys(names, fill) for fill in INTEGERS]
         for floats, integers, target in product(FLOATS, alike, TARGETS):
             yield floats, integers, target
-        if 1 < len(names) <= FIELDS:
+        if 1 < len(names) <= MAX_FIELDS:
             for fills, target in product(product(INTEGERS, repeat=len(names)), TARGETS):
                 yield normal, dict(zip(names, fills, strict=True)), target
 
@@ -120,5 +130,5 @@ class Maker:
         return batch
 
     def _takes_row(self, inputs: Batch, targets: Batch, row: int) -> bool:
-        place = torch.tensor([row])
-        return self.takes(rows_of(inputs, place), rows_of(targets, place))
+        alone = torch.tensor([row])
+        return self.takes(rows_of(inputs, alone), rows_of(targets, alone))

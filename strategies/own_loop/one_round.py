@@ -1,7 +1,6 @@
-"""One round of a federation of one: charge the ledger, draw the batch, clip, add noise, update the
-model.
+"""One round of a loop: charge the ledger, draw the batch, clip, add noise, update the model.
 
-It is rehearsed on made-up rows before anything is charged: what fails there is said in words.
+Before a charge the round is rehearsed on made-up rows, so that an error there costs no epsilon.
 """
 
 import logging
@@ -56,12 +55,13 @@ from fedlsg.user_code.objects import restored
 
 Pair = tuple[Inputs, Inputs]
 
-MOST_STATES = 16
-"""States of a model and forms of the data that are remembered as rehearsed."""
-SHAPES = (
+MAX_STATES = 16
+"""Rehearsed states of a model and forms of the data that are remembered at most."""
+SHAPES_WARNING = (
     "rows have several shapes, and each shape takes a pass of its own: where lengths differ, "
     "step.batches(data, pad=0, mask=NAME) makes few of them"
 )
+"""The warning about rows of several shapes."""
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise
 was added.
@@ -69,16 +69,20 @@ was added.
 
 
 def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:
-    """Batch sizes that a rehearsal takes: none, and a full microbatch with a rest where batches are
-    that large.
+    """Batch sizes of a rehearsal: 0, and one more than a microbatch, or the largest batch.
+
+    A batch has a mean of b and a standard deviation of at most sqrt(b): more than b + 6 sqrt(b)
+    does not occur.
     """
-    most = min(num_examples, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
-    return [0, shape.size + 1 if most > shape.size else most]
+    mean = local.expected_batch
+    largest = min(num_examples, math.ceil(mean + 6 * math.sqrt(mean)))
+    return [0, min(largest, shape.size + 1)]
 
 
 def made_up_persons(persons: Persons | None, count: int) -> Persons | None:
-    """So many persons with two rows each, for a rehearsal; None where examples are clipped, and for
-    an empty batch.
+    """``count`` persons with two rows each, for a rehearsal.
+
+    None if examples are clipped, and for an empty batch.
     """
     if persons is None or not count:
         return None
@@ -88,37 +92,43 @@ def made_up_persons(persons: Persons | None, count: int) -> Persons | None:
 
 
 def check_moved(model: nn.Module) -> None:
-    """Raise ValueError for weights that a step on made-up rows left infinite or NaN, as averages in
-    float16 do.
-    """
-    for name, p in model.named_parameters():
-        if p.requires_grad and not p.isfinite().all():
+    """Raise ValueError for infinite or NaN weights after a step, as averages in float16 can be."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.isfinite().all():
             raise ValueError(
-                f"one step leaves weights that are not finite ({name}, {p.dtype}): keep weights in "
-                "float32 (precision='bfloat16' runs the pass in fewer bits), or take a smaller "
-                "learning_rate"
+                f"one step leaves weights that are not finite ({name}, {parameter.dtype}): keep "
+                "weights in float32 (precision='bfloat16' runs the pass in fewer bits), or take a "
+                "smaller learning_rate"
             )
 
 
-def repeated(inputs: Inputs, targets: Inputs, like: Pair | None = None) -> Batch:
-    """A batch function that gives some rows over and over, in memory as those of ``like`` are."""
+def repeat_rows(inputs: Inputs, targets: Inputs, like: Pair | None = None) -> Batch:
+    """A batch function that repeats some rows, in the layout of those of ``like`` in memory."""
     count = batch_size(inputs, targets)
-    layouts = [
-        {n: layout_of(t) for n, t in fields_of(part).items()} for part in like or (inputs, targets)
-    ]
-
-    def part(given: Inputs, layout: Mapping[str, Layout], rows: Positions) -> Any:
-        fields = {
-            name: laid_out(t[rows.to(t.device)], layout[name])
-            for name, t in fields_of(given).items()
-        }
-        return of_fields(fields)
+    input_layouts, target_layouts = (layouts_of(part) for part in like or (inputs, targets))
 
     def batch(positions: Positions) -> tuple[Any, Any]:
         rows = positions % count
-        return part(inputs, layouts[0], rows), part(targets, layouts[1], rows)
+        return (
+            rows_in_layout(inputs, rows, input_layouts),
+            rows_in_layout(targets, rows, target_layouts),
+        )
 
     return batch
+
+
+def layouts_of(part: Inputs) -> dict[str, Layout]:
+    """The layout in memory of each field."""
+    return {name: layout_of(field) for name, field in fields_of(part).items()}
+
+
+def rows_in_layout(part: Inputs, rows: Positions, layouts: Mapping[str, Layout]) -> Any:
+    """Some rows of each field, in these layouts."""
+    fields = {
+        name: laid_out(field[rows.to(field.device)], layouts[name])
+        for name, field in fields_of(part).items()
+    }
+    return of_fields(fields)
 
 
 def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...], Layout], ...]:
@@ -130,17 +140,17 @@ def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...], Layo
 
 
 def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: nn.Module) -> None:
-    """Raise ValueError unless the model trains the parameters of the start, in their shapes, and no
-    others.
+    """Raise ValueError unless the model trains the parameters of the start, in their shapes.
+
+    start: parameter and shape by name.
     """
     now = trainable(model)
+    kept = now.keys() & start.keys()
     changes = {
         "new": now.keys() - start.keys(),
         "gone or frozen": start.keys() - now.keys(),
-        "replaced": {name for name in now.keys() & start.keys() if now[name] is not start[name][0]},
-        "of another shape": {
-            name for name in now.keys() & start.keys() if now[name].shape != start[name][1]
-        },
+        "replaced": {name for name in kept if now[name] is not start[name][0]},
+        "of another shape": {name for name in kept if now[name].shape != start[name][1]},
     }
     words = "; ".join(
         f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names
@@ -156,19 +166,19 @@ def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: n
 
 
 def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs) -> Exception:
-    """The error of a rehearsal: its cause, where it was raised in the user's code, on what.
-    Refusals stay as they are.
+    """The error of a rehearsal in words; a refusal of fedlsg stays as it is.
 
-    Values of rows are not in it, unless the user's own code puts them there.
+    The message has the cause, the line of the user's code, and types and shapes of the rows. It has
+    no values of rows, unless the user's own code puts them there.
     """
     if isinstance(error, UnsupportedLayerError | BudgetError | LedgerError):
         return error
-    given = [*named("inputs", inputs), *named("targets", targets)]
-    forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
+    fields = [*named("inputs", inputs), *named("targets", targets)]
+    forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in fields)
     cause = describe(error)
     if types := other_types(model, inputs):
         cause = f"{types} ({cause})"
-    if scattered := [name for name, value in given if not value.is_contiguous()]:
+    if scattered := [name for name, value in fields if not value.is_contiguous()]:
         cause += (
             f" (in memory, {', '.join(scattered)} are not contiguous: where that is the cause, "
             "give them as .contiguous(), or use reshape in place of view)"
@@ -181,15 +191,18 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
 
 @dataclass(kw_only=True, eq=False)
 class Release:
-    """What every round reads. ``reproducible``: batches and noise follow from the public seed, and
-    nothing is private.
+    """Runs and rehearses the rounds of a loop. It keeps no secret: streams are new in each round.
 
-    num_rows: those of the data; the ledger counts persons, where these are drawn and clipped.
-    local: its level of isolation is chosen before the first step. batched: whether a user's
-    function makes many rows at once, which the ledger says.
-    watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy
-    values, before the
-    model moves. No secret is kept here: the streams of batches and noise are new in every round.
+    state: model, optimizer and public state.
+    loss: one loss an example.
+    local: the local step; its level of isolation is chosen before the first step.
+    account: the run and its ledger.
+    spending: the public terms of the run.
+    reproducible: whether batches and noise follow from the public seed; nothing is private then.
+    num_rows: of the data.
+    persons: of the rows; None if examples are drawn and clipped.
+    batched: whether a user's function makes many rows in one call, which the ledger notes.
+    watchers: called in each round before the model moves; the rows that they get are secret.
     """
 
     state: ServerState
@@ -214,14 +227,14 @@ class Release:
         charge = partial(self.account.ledger.charge, entry, within=self.spending.budget)
         rows: list[Positions] = []
 
-        def noted(positions: Positions) -> Any:
+        def record_rows(positions: Positions) -> Any:
             rows.append(positions)
             return batch(positions)
 
-        with self._saying_planned(), self.draws():
+        with self._explain_last_step(), self.draws():
             values = self._values(
                 plan,
-                noted if self.watchers else batch,
+                record_rows if self.watchers else batch,
                 groups,
                 self.spending.num_examples,
                 "",
@@ -239,15 +252,13 @@ class Release:
         terms: ClientTerms,
         like: Pair | None = None,
     ) -> None:
-        """The rounds that come next, on made-up rows: whatever fails in them fails here, before
-        anything is charged.
+        """Run the next rounds on made-up rows, so that their errors occur before a charge.
 
-        It is the code of ``run``, but the ledger, at the sizes of ``sizes_of``. All is as before
-        afterwards: model, optimizer, loss, state, generators. ``like``: rows of the data, which
-        made-up ones are like in memory.
-        Raises ValueError, with the cause.
+        It runs the code of ``run`` without the ledger, at the sizes of ``sizes_of``. Afterwards
+        model, optimizer, loss, state and generators are as before. ``like``: rows of the data, for
+        the layout in memory. Raises ValueError with the cause.
         """
-        batch = guarded(repeated(inputs, targets, like))
+        batch = guarded(repeat_rows(inputs, targets, like))
         try:
             self._plan(terms)  # carriers of a probe stay: the round takes them as well
             with restored(self.state, self.loss), self.draws():
@@ -258,10 +269,10 @@ class Release:
                         self.state.public.parameters.values(),
                         one_shape=plan.frame.one_shape,
                     )
-                    dry = replace(plan, local=plan.local.at_rate(1.0))
+                    every_row = replace(plan, local=plan.local.at_rate(1.0))
                     for size in sizes_of(plan.local, shape, self.spending.num_examples):
                         values = self._values(
-                            dry,
+                            every_row,
                             batch,
                             together,
                             size,
@@ -279,13 +290,14 @@ class Release:
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
-        with self._saying_planned():
+        with self._explain_last_step():
             self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
 
     @contextmanager
-    def _saying_planned(self) -> Iterator[None]:
-        """A BudgetError right after the last planned step says first that it was the last; where
-        steps beyond it were within the budget, the budget alone is the reason.
+    def _explain_last_step(self) -> Iterator[None]:
+        """Inside, a BudgetError right after the last planned step says that this was the last one.
+
+        After further steps, which were within the budget, the budget alone is the reason.
         """
         try:
             yield
@@ -299,8 +311,12 @@ class Release:
             ) from error
 
     def _entry(self, plan: RoundPlan) -> Entry:
-        how = {"reproducible": self.reproducible, "batched": self.batched}
-        return self.account.entry(plan, self.spending.num_examples, **how)
+        return self.account.entry(
+            plan,
+            self.spending.num_examples,
+            reproducible=self.reproducible,
+            batched=self.batched,
+        )
 
     def _plan(self, terms: ClientTerms) -> RoundPlan:
         common = self.state.plan(self.local, unit=self.spending.unit)
@@ -319,8 +335,11 @@ class Release:
         state = self.state
         # Dropout draws from torch's own generators, by place in the batch: as in a client, these
         # draws are secret.
-        known = public_generator(state.seed, f"{label}dropout", CLIENT, plan.round).initial_seed()
-        seed_draws(known if self.reproducible else secrets.randbits(63), self.device.type)
+        seed = secrets.randbits(63)
+        if self.reproducible:
+            generator = public_generator(state.seed, f"{label}dropout", CLIENT, plan.round)
+            seed = generator.initial_seed()
+        seed_draws(seed, self.device.type)
         return client_step(
             state.model,
             batch,
@@ -341,20 +360,18 @@ class Release:
         if plan.phase is Phase.PRUNING:
             self.state.prune(plan.frame, [values], num_examples=self.spending.num_examples)
             return
-        # the rank-r product under dp-powersgd
+        # as after a transmission: under dp-powersgd a rank-r product
         received = decode(encode(values, plan.frame), plan.frame)
         self.state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.state.model.parameters()).device
 
     @contextmanager
     def draws(self) -> Iterator[None]:
-        """Inside, torch's own generators may be seeded and drawn from: those outside stay as they
-        were.
-        """
+        """Inside, torch's own generators may be seeded and used; afterwards they are as before."""
         cuda = self.device.type == "cuda"
         with (
             torch.cuda.device(self.device) if cuda else nullcontext(),
@@ -363,33 +380,32 @@ class Release:
             yield
 
     def stream(self, purpose: str) -> SecretStream:
-        """A new secret stream for the next round; under ``reproducible`` it follows from the public
-        seed.
-        """
+        """A new secret stream for the next round; if ``reproducible``, from the public seed."""
         return self._stream(purpose, self.state.round)
 
     def _stream(self, purpose: str, round: int) -> SecretStream:
-        seed = self.state.seed
-        return (
-            reproducible_stream(seed, purpose, CLIENT, round)
-            if self.reproducible
-            else secret_stream()
-        )
+        if self.reproducible:
+            return reproducible_stream(self.state.seed, purpose, CLIENT, round)
+        return secret_stream()
 
 
 class Rehearsals:
-    """What is tried before a charge: that no examples are mixed, and a step.
+    """Checks before a charge: that no examples are mixed, and that a step works.
 
     A batch function is checked once; a model and a loss once in a state, which is their
-    ``fingerprint``; each form of the data is rehearsed once in a state. ``example``: public rows of
-    the owner; without them rows are made up.
-    ``wanted``: the level of isolation, or "auto" for that of the rule.
+    ``fingerprint``; each form of the data is rehearsed once in a state.
+
+    release: runs the rounds.
+    example: public rows of the owner; None: rows are made up.
+    wanted: the level of isolation, or "auto" for that of the rule.
     """
 
     def __init__(self, release: Release, example: Pair | None, wanted: Wanted = "auto") -> None:
         model = release.state.model
         self._release, self._example, self._wanted = release, example, wanted
-        self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
+        self._trained = {
+            name: (parameter, parameter.shape) for name, parameter in trainable(model).items()
+        }
         self._followed = Followed(model, release.loss)
         self._batch: Any = None
         self._checked: dict[Fingerprint, Isolation] = {}
@@ -397,48 +413,46 @@ class Rehearsals:
         self._last: object = None
 
     def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
-        """Check and rehearse a step, unless function and state are those of the last step; nothing
-        is charged.
+        """Check and rehearse a step, unless function and state are those of the last step.
 
-        Of the two rows of ``batch`` that are read only shapes, types and strides are used. Raises
-        BudgetError if the step would pass the budget, ValueError for other trainable parameters
-        than at the start, as ``check`` and ``Release.rehearse``, and whatever ``batch`` and
-        ``groups`` raise.
+        Nothing is charged. Two rows of ``batch`` are read, and only their shapes, types and strides
+        are used. Raises BudgetError if the step would pass the budget, ValueError for other
+        trainable parameters than at the start, the errors of ``check`` and ``Release.rehearse``,
+        and those of ``batch`` and ``groups``.
         """
         now = self._followed.now()
         if self._last == (batch, groups, now):
             return
-        self._last = None  # also after a refusal: what was tried there is not what runs now
+        self._last = None  # a refused state must be checked again
         check_trained(self._trained, self._release.state.model)
         self._release.check_budget(terms)
-        if len(self._done) >= MOST_STATES:
+        if len(self._done) >= MAX_STATES:
             self._done.clear()
             self._checked.clear()
-        used = self._release.state.model, self._release.loss
-        with restored(*used, generators_of=(batch, groups)):
+        model, loss = self._release.state.model, self._release.loss
+        with restored(model, loss, generators_of=(batch, groups)):
             self.check(batch, now)
             first = torch.arange(min(2, self._release.num_rows))
             rows = first_rows(batch, self._release.num_rows)
             runs_of(first, groups, Shape(size=len(first)))
             form = (now, *map(form_of, rows))
             if form not in self._done:
-                as_they_are = groups is together and getattr(batch, "padding", None) is None
-                if as_they_are and batch_size(*rows) < len(first):
-                    logging.getLogger("fedlsg").warning(SHAPES)
+                unpadded = groups is together and getattr(batch, "padding", None) is None
+                if unpadded and batch_size(*rows) < len(first):
+                    logging.getLogger("fedlsg").warning(SHAPES_WARNING)
                 self._rehearse(rows, terms)
                 self._done.add(form)
         self._followed.accept(now)
         self._last = batch, groups, now
 
     def passed(self) -> None:
-        """A step is over: what its passes wrote into attributes is no change of the model."""
+        """End a step: attributes that its passes wrote are no change of the model."""
         self._followed.passed()
 
     def check(
         self, batch: Callable[[Positions], Any] | None = None, now: Fingerprint | None = None
     ) -> None:
-        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes
-        examples.
+        """Raise ValueError, or UnsupportedLayerError, if batch function or model mix examples.
 
         Without a clip, which mixing would make useless, nothing is checked. ``now``: the state of
         model and loss.
@@ -469,48 +483,45 @@ class Rehearsals:
             self._checked[now] = level
 
     def _choose_level(self, rows: Pair) -> None:
-        """The level of isolation for model and loss as they are now, tried on rows of the form of
-        these.
+        """Set the level of isolation for model and loss, by a trial on rows of this form.
 
-        Where own code takes no such rows, ``rows``: the rehearsal then says what fails.
+        If own code takes no such rows the level is "rows", and the rehearsal says what fails.
         """
         release = self._release
         model, loss = release.state.model, release.loss
 
         def trial() -> Isolation:
-            for given_rows in (self._like(rows), accepted(model, loss, *rows)):
+            for trial_rows in (self._like(rows), accepted(model, loss, *rows)):
                 with suppress(Exception):
-                    if given_rows is not None:
-                        return self._tried(*given_rows)
+                    if trial_rows is not None:
+                        return self._level_by_trial(*trial_rows)
             return "rows"
 
         level = resolve(model, loss, self._wanted, trial)
         release.local = replace(release.local, isolation=level)
 
-    def _tried(self, inputs: Inputs, targets: Inputs) -> Isolation:
+    def _level_by_trial(self, inputs: Inputs, targets: Inputs) -> Isolation:
+        """The level at which own code runs on these rows; may log a warning about its speed."""
         release = self._release
-        given = release.state.model, release.loss, inputs, targets
-        level = level_of_own_code(*given)
-        most = min(round(release.local.expected_batch), release.local.microbatch_size)
-        if word := word_on(*given, level, most):
-            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, word)
+        code_and_rows = release.state.model, release.loss, inputs, targets
+        level = level_of_own_code(*code_and_rows)
+        rows = min(round(release.local.expected_batch), release.local.microbatch_size)
+        if warning := word_on(*code_and_rows, level, rows):
+            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, warning)
         return level
 
     def _like(self, rows: Pair) -> Pair:
-        """The owner's example, where it has the names and types of the data; else made-up rows."""
+        """The owner's example if it has the names and types of the data; else made-up rows."""
         example = self._example
-        if example is None or [names_of(part) for part in example] != [
-            names_of(part) for part in rows
-        ]:
-            example = made_up(*rows)
-        return example
+        if example is not None and list(map(names_of, example)) == list(map(names_of, rows)):
+            return example
+        return made_up(*rows)
 
     def _rehearse(self, rows: Pair, terms: ClientTerms) -> None:
-        """A step on the owner's example, where it has the names and types of the data; else on
-        made-up rows.
+        """Rehearse a step on the rows of ``_like``.
 
-        If it fails on the usual ones, for their values it may be, then on plain ones that model and
-        loss take.
+        If it fails on made-up rows, perhaps because of their values, it is rehearsed on plain rows
+        that model and loss take.
         """
         release, example = self._release, self._like(rows)
         try:

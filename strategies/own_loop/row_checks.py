@@ -1,8 +1,8 @@
-"""Rows that a step would be charged for and then fail on: found before, and named by their number.
+"""Checks of training rows on which a step would fail after its charge; messages name the row.
 
     numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss
                without a meaning
-    targets    what the loss cannot take, such as a class that the outputs have not
+    targets    what the loss cannot take, such as a class that the outputs do not have
     extremes   the largest and smallest integers, such as a token id beyond its table
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
 """
@@ -27,27 +27,30 @@ from fedlsg.user_code.objects import restored
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""
-TOGETHER = 64
-"""Rows whose outputs are made for a loss."""
-NUMBERS = 2**20
-"""Most numbers of outputs that a loss gets together, where they are repeated for more targets."""
-AT_ONCE = 2**16
-"""Rows that are looked at together."""
-COLUMNS = 64
-"""Most columns of integers whose own extremes are tried."""
+ROWS_OF_LOSS = 64
+"""Rows whose outputs are computed for a loss."""
+MAX_OUTPUT_NUMBERS = 2**20
+"""Numbers of outputs in one call of a loss at most, if outputs are repeated for more targets."""
+ROWS_AT_ONCE = 2**16
+"""Rows that are searched for NaN in one call."""
+MAX_COLUMNS = 64
+"""With so many columns of integers at most, the extremes of each column are tried."""
 FIX = "fill them in, or leave the rows out"
+"""The remedy for missing numbers."""
 
 
 def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: str = FIX) -> None:
     """Raise ValueError, naming row and column, for inputs that are complex, NaN or infinite.
 
-    ``rows``: the numbers of the rows, by default from 0.
+    what: the split, such as "training".
+    rows: the numbers of the rows, by default from 0.
+    fix: the remedy in the message.
     """
     for name, value in fields_of(inputs).items():
-        called = f"{what} inputs{f' {name}' if name else ''}"
+        subject = f"{what} inputs{f' {name}' if name else ''}"
         if value.is_complex():
             raise ValueError(
-                f"{called} are complex ({value.dtype}): give real and imaginary parts as columns"
+                f"{subject} are complex ({value.dtype}): give real and imaginary parts as columns"
             )
         bad = not_finite(value)
         if len(bad):
@@ -55,25 +58,24 @@ def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: 
             row = int(bad[0] if rows is None else rows[bad[0]])
             number = float(value[bad[0]][tuple(place)])
             raise ValueError(
-                f"{called} have missing or infinite values: {number} in row {row}{_column(place)} "
-                f"({len(bad)} such rows among the {len(value)} that were looked at together); {fix}"
+                f"{subject} have missing or infinite values: {number} in row {row}"
+                f"{_column_words(place)} ({len(bad)} such rows among the {len(value)} that were "
+                f"looked at together); {fix}"
             )
 
 
 def not_finite(value: Tensor) -> Tensor:
-    """Places of the rows (N, ...) with a number that is NaN or infinite."""
-    if not (value.is_floating_point() or value.is_complex()):
+    """Indices of the rows (N, ...) with a number that is NaN or infinite."""
+    if not len(value) or not (value.is_floating_point() or value.is_complex()):
         return torch.zeros(0, dtype=torch.int64)
-    parts = value.split(AT_ONCE)
-    wrong = [
-        ~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite() for part in parts
-    ]
-    return (
-        torch.cat(wrong).nonzero().squeeze(1).cpu() if wrong else torch.zeros(0, dtype=torch.int64)
-    )
+    finite = [part.isfinite() for part in value.split(ROWS_AT_ONCE)]
+    if value.ndim > 1:
+        finite = [part.flatten(1).all(1) for part in finite]
+    return (~torch.cat(finite)).nonzero().squeeze(1).cpu()
 
 
-def _column(place: list[int]) -> str:
+def _column_words(place: list[int]) -> str:
+    """The place of a number inside its row; empty for a row of one number."""
     if not place:
         return ""
     return f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}"
@@ -82,21 +84,23 @@ def _column(place: list[int]) -> str:
 def check_targets(
     loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False
 ) -> bool:
-    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite;
-    else, whether it works.
+    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite.
 
-    Every target is given to the loss with outputs of some rows: thousands of targets together, then
-    ``TOGETHER`` of them where that fails, then one with the outputs of its own row.
-    ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs
-    have not does not end all work on a GPU. Where the loss takes no target at all, and is not
-    ``known`` to take others, the cause is not a row, and nothing is raised.
+    Returns whether the loss is known to work. Every target is given to the loss with outputs of
+    some rows: thousands of targets together; if that fails ``ROWS_OF_LOSS`` of them; if that fails
+    one with the outputs of its own row.
+
+    run: the model's outputs of rows by number, on the CPU, where a wrong class is an error; on a
+        GPU it would end all work on the device.
+    known: whether the loss has taken other targets. If not, and if it takes none of these, the
+        cause is not a row, and nothing is raised.
     """
     loss, count = on_cpu(loss), len(next(iter(fields_of(targets).values())))
-    size = min(TOGETHER, count)
+    size = min(ROWS_OF_LOSS, count)
     try:
         outputs = run(torch.arange(size))
     except Exception:
-        return known  # not of a target: what runs the model next says why
+        return known  # the model fails, not a target: the next run of the model says why
     many, block = _repeated(outputs, size, count)
     for first in range(0, count, block):
         if _failure(loss, many, targets, _group(first, block, count)) is None:
@@ -108,28 +112,34 @@ def check_targets(
                 known = True
                 continue
             for row in rows.unique().tolist():
-                alone = torch.tensor([row])
-                failure = _failure(loss, run(alone), targets, alone)
+                failure = _failure_of_row(loss, run, targets, row)
                 if failure is None:
                     known = True
-                elif known or any(
-                    _failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)
+                    continue
+                others = spaced(count).tolist()
+                if not known and all(
+                    _failure_of_row(loss, run, targets, other) for other in others
                 ):
-                    raise ValueError(
-                        class_fault(loss, run(alone), targets, what, row)
-                        or f"the loss cannot take the target of {what} row {row}, "
-                        f"{_shown(targets, row)}: {failure}"
-                    )
-                else:
                     return False
+                raise ValueError(
+                    class_fault(loss, run(torch.tensor([row])), targets, what, row)
+                    or f"the loss cannot take the target of {what} row {row}, "
+                    f"{_target_words(targets, row)}: {failure}"
+                )
     return known
+
+
+def _failure_of_row(loss: LossFunction, run: Run, targets: Batch, row: int) -> str | None:
+    alone = torch.tensor([row])
+    return _failure(loss, run(alone), targets, alone)
 
 
 def class_fault(
     loss: LossFunction, outputs: Any, targets: Batch, what: str, row: int
 ) -> str | None:
-    """Numbers of classes that the outputs have not, and the fix; None for other targets or
-    losses. ``row``: the first that the loss cannot take.
+    """A message about class numbers that the outputs do not have, with the remedy.
+
+    None for other targets or losses. ``row``: the first that the loss cannot take.
     """
     scores = getattr(outputs, "logits", outputs)
     if getattr(loss, "name", "") not in CLASSES or not isinstance(targets, Tensor):
@@ -152,7 +162,7 @@ def class_fault(
 
 
 def _group(start: int, size: int, count: int) -> Tensor:
-    """So many row numbers from a start; the last row comes again where there are fewer."""
+    """``size`` row numbers from ``start`` on; the last row is repeated if there are fewer."""
     return torch.arange(start, start + size).clamp(max=count - 1)
 
 
@@ -160,12 +170,13 @@ def _repeated(outputs: Any, size: int, count: int) -> tuple[Any, int]:
     """The outputs of ``size`` rows for as many targets as ``NUMBERS`` allows, and that number."""
     if not isinstance(outputs, Tensor) or not outputs.numel():
         return outputs, size
-    times = max(1, min(NUMBERS // outputs.numel(), -(-count // size)))
+    times = max(1, min(MAX_OUTPUT_NUMBERS // outputs.numel(), -(-count // size)))
     return torch.cat([outputs] * times), times * size
 
 
 @torch.no_grad()
 def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> str | None:
+    """Why the loss fails on these targets, or is not finite; None if it is finite."""
     try:
         losses = loss(outputs, _rows(targets, rows))
     except Exception as error:
@@ -174,21 +185,24 @@ def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> 
     return f"the loss is {float(wrong[0])}" if len(wrong) else None
 
 
-def _shown(targets: Batch, row: int) -> str:
-    values = [(name, value[row]) for name, value in fields_of(targets).items()]
-    return ", ".join(
-        f"{name} {value.item() if value.ndim == 0 else f'of shape {tuple(value.shape)}'}".strip()
-        for name, value in values
-    )
+def _target_words(targets: Batch, row: int) -> str:
+    """The target of a row in a message: its number, or its shape."""
+    words = []
+    for name, values in fields_of(targets).items():
+        value = values[row]
+        shown = value.item() if value.ndim == 0 else f"of shape {tuple(value.shape)}"
+        words.append(f"{name} {shown}".strip())
+    return ", ".join(words)
 
 
 def on_cpu(thing: Any) -> Any:
-    """Outputs or a loss on the CPU; a module is copied there if it has numbers elsewhere."""
+    """Outputs or a loss on the CPU; a module with tensors on another device is copied."""
     if isinstance(thing, PerExampleLoss):
         return replace(thing, loss=on_cpu(thing.loss))
     if isinstance(thing, nn.Module):
         tensors = [*thing.parameters(), *thing.buffers()]
-        return thing if all(t.device.type == "cpu" for t in tensors) else deepcopy(thing).cpu()
+        is_on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+        return thing if is_on_cpu else deepcopy(thing).cpu()
     if isinstance(thing, Tensor):
         return thing.detach().cpu()
     if hasattr(thing, "logits"):
@@ -198,12 +212,12 @@ def on_cpu(thing: Any) -> Any:
 
 @torch.no_grad()
 def check_extremes(run: Run, inputs: Batch, what: str) -> None:
-    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest
-    integer.
+    """Raise ValueError, naming the row, if ``run`` fails on a row with an extreme integer.
 
-    Of each column, where there are at most ``COLUMNS``: each may have a table of its own.
+    With at most ``MAX_COLUMNS`` columns the extremes of each column are tried, because each may
+    have a table of its own; else those of the whole input.
     """
-    places: dict[int, str] = {}
+    words_of_row: dict[int, str] = {}
     for name, value in fields_of(inputs).items():
         if (
             value.is_floating_point()
@@ -214,17 +228,17 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
             continue
         columns = value.flatten(1) if value.ndim > 1 else value[:, None]
         rows = [columns.min(1).values.argmin()[None], columns.max(1).values.argmax()[None]]
-        if columns.shape[1] <= COLUMNS:
+        if columns.shape[1] <= MAX_COLUMNS:
             rows += [columns.min(0).indices, columns.max(0).indices]
         for row in torch.cat(rows).unique().tolist():
             values = columns[row]
             least, most = int(values.min()), int(values.max())
-            places[row] = f"inputs{f' {name}' if name else ''} from {least} to {most}"
+            words_of_row[row] = f"inputs{f' {name}' if name else ''} from {least} to {most}"
     with suppress(Exception):
-        if places:
-            run(torch.tensor(sorted(places)))
+        if words_of_row:
+            run(torch.tensor(sorted(words_of_row)))
             return
-    for row, words in sorted(places.items()):
+    for row, words in sorted(words_of_row.items()):
         try:
             run(torch.tensor([row]))
         except Exception as error:
@@ -239,40 +253,40 @@ def model_outputs(model: nn.Module, inputs: Any) -> Any:
 
 
 def _rows(part: Batch, rows: Tensor) -> Any:
-    """Some rows on the CPU."""
-    return each(part, lambda t: t[rows].cpu())
+    """Some rows of a part on the CPU."""
+    return each(part, lambda tensor: tensor[rows].cpu())
 
 
 @torch.no_grad()
 def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
-    """Raise ValueError, naming the row, for examples that a step would be charged for and then fail
-    on.
+    """Raise ValueError, naming the row, for examples on which a step would fail after its charge.
 
-    Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step
-    says why.
+    If the model fails on made-up rows, nothing is raised: the rehearsal of the first step says why.
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
-    if wrong := next((t.dtype for t in fields_of(targets).values() if t.is_complex()), None):
-        raise ValueError(
-            f"training targets are complex ({wrong}): give real and imaginary parts as columns"
-        )
-    cpu = next(model.parameters()).device.type == "cpu"
+    for value in fields_of(targets).values():
+        if value.is_complex():
+            raise ValueError(
+                f"training targets are complex ({value.dtype}): give real and imaginary parts as "
+                "columns"
+            )
+    is_on_cpu = next(model.parameters()).device.type == "cpu"
     with alone(), restored(model, loss), own_draws("cpu"):
-        here = model if cpu else deepcopy(model).cpu()
+        cpu_model = model if is_on_cpu else deepcopy(model).cpu()
         first = _rows(inputs, torch.arange(1)), _rows(targets, torch.arange(1))
-        outputs = wanted = None
-        for make in (partial(made_up, *first), partial(accepted, here, loss, *first)):
+        outputs = made_up_targets = None
+        for make in (partial(made_up, *first), partial(accepted, cpu_model, loss, *first)):
             with suppress(Exception):
                 if outputs is None and (batch := make()) is not None:
-                    outputs, wanted = model_outputs(here, batch[0]), batch[1]
+                    outputs, made_up_targets = model_outputs(cpu_model, batch[0]), batch[1]
         if outputs is None:
             return
         known = False
         with suppress(Exception):
-            known = bool(on_cpu(loss)(outputs, wanted).isfinite().all())
+            known = bool(on_cpu(loss)(outputs, made_up_targets).isfinite().all())
 
         def run(rows: Tensor) -> Any:
-            return model_outputs(here, _rows(inputs, rows))
+            return model_outputs(cpu_model, _rows(inputs, rows))
 
         check_extremes(run, inputs, "training")
         check_targets(loss, run, targets, "training", known=known)

@@ -1,7 +1,7 @@
-"""How rows are in memory: a model that calls ``view`` takes one layout and fails on another.
+"""The layout of rows in memory: a model that calls ``view`` works for one and fails for another.
 
-Rows that were permuted, cut out or expanded stay so when a batch of them is indexed. Made-up rows
-get the layout of the data's, so that what fails on it fails before a charge.
+Rows that were permuted, cut out or expanded keep their layout when a batch of them is indexed.
+Made-up rows get the layout of the data, so that a model that fails on it fails before a charge.
 """
 
 import math
@@ -12,9 +12,11 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """order: axes from the widest stride to the narrowest.
+    """The order and density of axes in memory.
 
-    steps: of each, 1 if it is dense, 2 if there are gaps, 0 if one number is repeated along it.
+    order: axes from the widest stride to the narrowest.
+    steps: one for each axis of ``order``: 1 if it is dense, 2 if there are gaps, 0 if one number is
+        repeated along it.
     """
 
     order: tuple[int, ...]
@@ -27,28 +29,30 @@ def layout_of(rows: Tensor) -> Layout:
     if rows.layout != torch.strided or rows.is_contiguous():
         return dense
     strides, sizes = rows.stride(), rows.shape
-    stride = {axis: math.inf if sizes[axis] == 1 else strides[axis] for axis in dense.order}
-    order = sorted(dense.order, key=lambda axis: -stride[axis])
-    steps, due = {}, 1
+    width = {axis: math.inf if sizes[axis] == 1 else strides[axis] for axis in dense.order}
+    order = sorted(dense.order, key=lambda axis: -width[axis])
+    steps: dict[int, int] = {}
+    dense_stride = 1  # of the next wider axis, if there is no gap
     for axis in reversed(order):
         if sizes[axis] == 1:
             steps[axis] = 1
         elif strides[axis] == 0:
-            steps[axis] = 0 if axis else 1  # other rows than the first two differ
+            steps[axis] = 0 if axis else 1  # rows differ, even if these are one row
         else:
-            steps[axis] = 1 if strides[axis] == due else 2
-            due = strides[axis] * sizes[axis]
+            steps[axis] = 1 if strides[axis] == dense_stride else 2
+            dense_stride = strides[axis] * sizes[axis]
     return Layout(tuple(order), tuple(steps[axis] for axis in order))
 
 
 def laid_out(rows: Tensor, layout: Layout) -> Tensor:
-    """The same rows in a layout: the numbers of the first place, along an axis that repeats one."""
+    """The rows in a layout; along an axis that repeats one number, it is the first one."""
     if rows.ndim != len(layout.order) or layout == layout_of(rows):
         return rows
     first = rows
     for axis, step in zip(*layout, strict=True):
         if step == 0:
             first = first.narrow(axis, 0, 1)
+    # each axis has a second one of length 2 for a gap, else 1; its first half is the rows
     sizes: list[int] = []
     for axis, step in zip(*layout, strict=True):
         sizes += [first.shape[axis], max(step, 1)]

@@ -1,12 +1,11 @@
-"""Steps that can move the weights next to nothing: the learning rate of a loop without a clip, kept
-under one.
+"""A warning about steps that are too short: a learning rate from a loop without a clip.
 
-    lr C / (1 - m)     the longest step of the signal: mean of clipped gradients, momentum m
-    ||W||              length of the trained weights at the start
-    needed             steps of that length, all in one direction, that go as far as ||W||
+    lr C / (1 - m)     length of the longest step: mean of clipped gradients, momentum m
+    ||W||              norm of the trained weights at the start
+    needed             ||W|| over that length: steps in one direction that go as far as ||W||
 
-An app of Flower makes a PrivateStep in each round, and further rounds may follow: so many as the
-node's limits allow at this noise. All numbers are public.
+An app of Flower makes a PrivateStep in each round, and further rounds may follow. There is no
+warning if the limits of the node allow ``needed`` steps at this noise. All numbers are public.
 """
 
 import math
@@ -23,9 +22,9 @@ from fedlsg.privacy.limits import budgets_now
 from fedlsg.strategies.own_loop.loop_account import Spending
 from fedlsg.user_code.short_traceback import user_level
 
-SHARE = 1.0
-"""Of the length of the weights: Flower's template (62,006 weights, epsilon 8, 60 steps) was
-measured at 11 % with steps of 1.0 in all, 25 % with 3.3 and 29 % with 13
+LEAST_SHARE = 1.0
+"""Steps should reach this multiple of ||W||. Flower's template (62,006 weights, epsilon 8, 60
+steps) had an accuracy of 11 % with steps of length 1.0 in all, 25 % with 3.3 and 29 % with 13
 (``benchmarks.flower.template_steps``).
 """
 
@@ -33,9 +32,10 @@ measured at 11 % with steps of 1.0 in all, 25 % with 3.3 and 29 % with 13
 def warn_of_short_steps(
     method: Method, spending: Spending, noise_multiplier: float, weights: Iterable[Tensor]
 ) -> None:
-    """A RuntimeWarning, once a process for equal terms, where all planned steps of SGD together are
-    shorter than ``SHARE`` of the weights. Nothing of other optimizers, which have lengths of their
-    own, and of scaled or trained carriers.
+    """Give a RuntimeWarning if all planned steps of SGD together are shorter than ||W||.
+
+    Once a process for equal terms. Other optimizers have step lengths of their own, as have scaled
+    or trained carriers: there is no warning about them.
     """
     server, mechanism = method.server, method.mechanism
     plain = isinstance(method.carrier, Dense | LowRank | RandomCarriers)
@@ -47,12 +47,14 @@ def warn_of_short_steps(
         return
     _seen().add(terms)
     size = math.sqrt(sum(float(W.detach().double().square().sum()) for W in weights))
-    needed = math.ceil(SHARE * size / length) if length > 0 else 0
+    needed = math.ceil(LEAST_SHARE * size / length) if length > 0 else 0
     if not 0 < needed < math.inf or spending.steps >= needed:
         return
-    now = Event(sample_rate=spending.sample_rate, noise_multiplier=noise_multiplier, steps=needed)
+    needed_steps = Event(
+        sample_rate=spending.sample_rate, noise_multiplier=noise_multiplier, steps=needed
+    )
     budgets = budgets_now()
-    if budgets and all(_allows(now, *budget) for budget in budgets):
+    if budgets and all(_allows(needed_steps, *budget) for budget in budgets):
         return
     rounds = "" if not budgets else ", also over all rounds that the node's epsilon allows"
     warnings.warn(
@@ -68,6 +70,7 @@ def warn_of_short_steps(
 
 
 def _allows(event: Event, epsilon: float, delta: float) -> bool:
+    """Whether an event is within a budget."""
     try:
         return compose((event,), delta=delta).upper <= epsilon
     except AccountingError:
@@ -76,4 +79,5 @@ def _allows(event: Event, epsilon: float, delta: float) -> bool:
 
 @cache  # for a process: a PrivateStep of each round, and of each client, has the same terms
 def _seen() -> set[tuple[object, ...]]:
+    """Terms that had their warning."""
     return set()

@@ -1,8 +1,8 @@
-"""What the owner of a loop brings: data and an optimizer.
+"""Data and optimizer that the owner of a loop brings.
 
 Data are tensors, a torch Dataset, or a function from positions to inputs and targets. fedlsg moves
 rows of tensors itself; code of the owner makes one row at a time (``fedlsg.rows``). The optimizer
-must hold exactly what is trained, so that nothing moves by a gradient without noise.
+must have exactly the trained parameters, so that nothing moves by a gradient without noise.
 """
 
 import inspect
@@ -27,8 +27,10 @@ from fedlsg.user_code.objects import generators_in
 
 Pair = tuple[Inputs, Any]
 
-SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
+"""Types of integers that losses do not take as class numbers."""
 Check = Callable[[Inputs, Inputs], None]
+"""Raises ValueError for inputs and targets of a pair."""
 Data = Dataset[Any] | tuple[Any, Any] | Callable[[Positions], Any]
 """A map-style dataset of (inputs, targets); inputs and targets whose first dimension is the
 examples; or a function.
@@ -49,12 +51,16 @@ def batches_of(
 ) -> "Stored | OneByOne | Together":
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
-    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them); a map-style
-    torch Dataset whose items are (inputs, targets); or a function of positions. Arrays and numbers
-    of python in float64, which numpy and python make of everything, get ``dtype``; tensors stay as
-    they are, but targets of a pair in small integers become int64. ``check`` gets the tensors of a
-    pair. ``padding`` is for rows of several lengths, ``batched`` for a function that makes many
-    rows in one call. ``workers``: processes that make rows, as ``start`` says (``OneByOne``).
+    data: a pair of tensors or arrays, batch first (inputs may be a dict of them); a map-style torch
+        Dataset whose items are (inputs, targets); or a function of positions.
+    num_examples: of the data.
+    dtype: for arrays and numbers in float64, which is the default type of numpy and python. Tensors
+        keep their type, but targets of a pair in small integers become int64.
+    check: gets the tensors of a pair.
+    padding: for rows of several lengths.
+    batched: whether a function makes many rows in one call.
+    workers: processes that make rows, started as ``start`` says (``OneByOne``).
+
     Raises ValueError for a dataset without a length, of another length than ``num_examples``, or
     with a row that comes more than once.
     """
@@ -91,21 +97,22 @@ def batches_of(
         raise ValueError(
             "rows of a pair of tensors have one shape: leave pad, lengths and mask out"
         )
-    given, rows = tensors
-    if len(given) != 2:
+    parts, rows = tensors
+    if len(parts) != 2:
         raise ValueError(
-            f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}: "
+            f"expected a {type(data).__name__} of inputs and targets, got one of {len(parts)}: "
             f"{BY_NAME}, as in step.batches((inputs, targets))"
         )
-    inputs, targets = (
-        _tensors(given[0], dtype, "inputs"),
-        _classes(_tensors(given[1], dtype, "targets")),
-    )
+    inputs = _field_tensors(parts[0], dtype, "inputs")
+    targets = _classes(_field_tensors(parts[1], dtype, "targets"))
     size = batch_size(inputs, targets)
     _check_size(size if rows is None else len(rows), num_examples)
     is_pair = isinstance(data, tuple)
     check_distinct(data, "the pair (inputs, targets)" if is_pair else type(data).__name__)
-    check(*((inputs, targets) if rows is None else (rows_of(inputs, rows), rows_of(targets, rows))))
+    if rows is None:
+        check(inputs, targets)
+    else:
+        check(rows_of(inputs, rows), rows_of(targets, rows))
     return Stored(inputs, targets, device, rows)
 
 
@@ -127,10 +134,10 @@ def of_function(
     workers: int = 0,
     start: Start | None = None,
 ) -> "OneByOne | Together":
-    """The batch function of a function of positions: called for one position at a time, or for all
-    if ``batched``.
+    """The batch function of a function of positions.
 
-    ``own_lengths``: as in ``OneByOne``.
+    It calls the function for one position at a time, or for all of a batch if ``batched``. The
+    other arguments are those of ``OneByOne``.
     """
     if batched:
         if workers:
@@ -144,7 +151,7 @@ def of_function(
             )
         return Together(function, device)
     return OneByOne(
-        _FirstRow(function),
+        _SingleRow(function),
         function,
         device=device,
         padding=padding,
@@ -155,21 +162,22 @@ def of_function(
 
 
 @dataclass(frozen=True)
-class _FirstRow:
-    """The row that a function of positions gives for one; a worker can get it, as no closure
-    can.
+class _SingleRow:
+    """From a position to its row, by a function of positions. A class, because workers pickle it.
+
+    function: from positions to (inputs, targets).
     """
 
     function: Callable[[Positions], Any]
 
     def __call__(self, place: int) -> Any:
-        # in memory of its own, where nothing of the batch is; torch.tensor takes thrice as long
+        # memory that has no other position of the batch; torch.tensor takes three times as long
         position = torch.from_numpy(np.array([place], dtype=np.int64))
         inputs, targets = check_batch(self.function(position), 1)
-        return each(inputs, _only), each(targets, _only)
+        return each(inputs, _only_row), each(targets, _only_row)
 
 
-def _only(value: Tensor) -> Tensor:
+def _only_row(value: Tensor) -> Tensor:
     return plain(value)[0]
 
 
@@ -180,8 +188,10 @@ def is_function(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Maker:
-    """From a position to its row. A data set that only reads many positions at once is asked for
-    one.
+    """From a position to its row of a data set.
+
+    data: the data set.
+    reads_many: whether it has ``__getitems__`` only, which is called for one position.
     """
 
     data: Any
@@ -192,32 +202,37 @@ class _Maker:
 
 
 def _maker_of(data: Any) -> _Maker:
+    """The maker of a data set's rows; ``Dataset`` itself has a ``__getitem__`` that raises."""
     reads_one = getattr(type(data), "__getitem__", None) not in (None, Dataset.__getitem__)
     return _Maker(data, hasattr(data, "__getitems__") and not reads_one)
 
 
 def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
-    """The tensors of a pair or TensorDataset, and which of their rows a Subset of it has (None:
-    all).
+    """The tensors of a pair, or of a TensorDataset, and the rows that a Subset of it has.
+
+    Rows are None for all. The whole is None for other data, whose rows must be made.
     """
     if isinstance(data, tuple):
         return data, None
     if isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__:
         return data.tensors, None
-    if (
-        type(data) is not Subset
-        or (inner := _tensors_of(data.dataset)) is None
-        or isinstance(data.dataset, tuple)
-    ):
+    if type(data) is not Subset or isinstance(data.dataset, tuple):
         return None
+    if (inner := _tensors_of(data.dataset)) is None:
+        return None
+    tensors, rows_of_inner = inner
     rows = torch.as_tensor(data.indices, dtype=torch.int64)
-    return inner[0], rows if inner[1] is None else inner[1][rows]
+    return tensors, rows if rows_of_inner is None else rows_of_inner[rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The batch function of tensors: it only moves rows. ``rows``: those that the data have (None:
-    all).
+    """The batch function of tensors: it only moves rows.
+
+    inputs: of all rows.
+    targets: of all rows.
+    device: on which batches are.
+    rows: that the data have; None: all.
     """
 
     inputs: Inputs
@@ -226,19 +241,18 @@ class Stored:
     rows: Tensor | None = None
 
     def draw_from(self, stream: SecretStream | None) -> None:
-        """Nothing is drawn here."""
+        """Ignore the stream: moving rows needs no draws."""
 
     def __call__(self, rows: Positions) -> Pair:
         """Inputs and targets of the positions."""
         rows = rows if self.rows is None else self.rows[rows]
-        return _on((rows_of(self.inputs, rows), rows_of(self.targets, rows)), self.device)
+        return _on_device((rows_of(self.inputs, rows), rows_of(self.targets, rows)), self.device)
 
 
 class Together:
-    """The batch function of a function of many positions, by the word of its owner that it mixes
-    none of them.
+    """The batch function of a function of many positions, which mixes none by its owner's word.
 
-    Its draws are secret, as those of single rows; a check compares its rows with those that it
+    Its draws are secret, as those of single rows. A check compares its rows with those that it
     makes alone.
     """
 
@@ -247,28 +261,29 @@ class Together:
         self._draws = RowDraws(held=generators_in(function))
 
     def draw_from(self, stream: SecretStream | None) -> None:
-        """Begin a step, whose draws come from this stream; or end it, and keep no key."""
+        """Begin a step, whose draws come from this stream; None ends it, so that no key is kept."""
         self._draws.stream = stream
 
     def __call__(self, positions: Positions) -> Pair:
         """Inputs and targets of the positions."""
         with self._draws.making():
             self._draws.begin(self._draws.next_key())
-            return _on(self._function(positions), self._device)
+            return _on_device(self._function(positions), self._device)
 
 
 def first_rows(batch: Batch, num_examples: int) -> Pair:
-    """The first two rows of the data; one, where they differ in shape."""
+    """The first two rows of the data; only the first if they differ in shape."""
     positions = torch.arange(min(2, num_examples))
     groups = batch.groups(positions) if isinstance(batch, OneByOne) else [positions]
     rows: Pair = guarded(batch)(next(group for group in groups if 0 in group.tolist()))
     return rows
 
 
-def _tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
-    given = part if isinstance(part, Mapping) else {"": part}
+def _field_tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
+    """A part with its arrays as tensors."""
+    values = part if isinstance(part, Mapping) else {"": part}
     return of_fields(
-        {name: _tensor(value, dtype, f"{what} {name}".strip()) for name, value in given.items()}
+        {name: _tensor(value, dtype, f"{what} {name}".strip()) for name, value in values.items()}
     )
 
 
@@ -276,10 +291,10 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return plain(value)
     try:
-        array = np.require(np.asarray(value), requirements="W")  # torch warns of others
-        tensor = torch.as_tensor(
-            array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-        )
+        array = np.require(np.asarray(value), requirements="W")  # torch warns about others
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{what}: expected numbers, got {type(value).__name__} ({error})"
@@ -288,23 +303,25 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
 
 
 def _classes(targets: Inputs) -> Inputs:
-    """Small integers as int64, which losses take as the numbers of classes."""
-    classes: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
+    """Targets in small integers as int64, which losses take as class numbers."""
+    classes: Inputs = each(
+        targets, lambda tensor: tensor.long() if tensor.dtype in SMALL_INTEGERS else tensor
+    )
     return classes
 
 
 def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
-    """The tensors of a part by their names in messages."""
-    return [(f"{what} {name}".strip(), t) for name, t in fields_of(part).items()]
+    """The tensors of a part with their names in messages."""
+    return [(f"{what} {name}".strip(), tensor) for name, tensor in fields_of(part).items()]
 
 
 def types_of(model: nn.Module) -> set[torch.dtype]:
-    """The types of a model's weights."""
-    return {p.dtype for p in model.parameters() if p.is_floating_point()}
+    """The floating point types of a model's parameters."""
+    return {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
 
 
 def other_types(model: nn.Module, inputs: Inputs) -> str:
-    """What to do about inputs of a type that no weight has; empty where there are none."""
+    """A message about inputs of a type that no weight has, with the remedy; empty without such."""
     types = types_of(model)
     expected = ", ".join(sorted(map(str, types)))
     for name, value in named("inputs", inputs):
@@ -318,6 +335,7 @@ def other_types(model: nn.Module, inputs: Inputs) -> str:
 
 
 def _length(data: Any) -> int:
+    """The length of a data set. Raises ValueError for one without length or positions."""
     reads = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not reads:
         raise ValueError(
@@ -328,36 +346,34 @@ def _length(data: Any) -> int:
     return len(data)
 
 
-def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
-    inputs, targets = (each(part, lambda t: t.to(device)) for part in batch)
+def _on_device(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
+    inputs, targets = (each(part, lambda tensor: tensor.to(device)) for part in batch)
     return inputs, targets
 
 
 def guarded(batch: Callable[[Positions], Any]) -> Batch:
-    """A batch function, called with one position at least, and held to one row for each position.
+    """A batch function that is called with a position at least, and must give a row for each.
 
     An example that came twice would count twice in the clipped sum. The message does not name the
-    batch's size.
+    size of the batch, which is secret.
     """
 
-    def of(positions: Positions) -> Pair:
-        if not len(positions):  # nothing reads an empty batch but its size
+    def checked(positions: Positions) -> Pair:
+        if not len(positions):  # only the size of an empty batch is read
             return torch.zeros(0, 1), torch.zeros(0)
-        checked = check_batch(batch(positions), len(positions))
-        return each(checked[0], plain), each(checked[1], plain)
+        inputs, targets = check_batch(batch(positions), len(positions))
+        return each(inputs, plain), each(targets, plain)
 
-    return of
+    return checked
 
 
-def plain(t: Tensor) -> Tensor:
-    """As a tensor of torch: a class with functions of its own would see the batch."""
-    return t if type(t) is Tensor else t.as_subclass(Tensor)
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor of torch's own class: a subclass has functions of the user, which see the batch."""
+    return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
 
 
 def check_batch(given: Any, count: int) -> Pair:
-    """What a batch function gave. Raises ValueError unless it is inputs and targets of ``count``
-    rows.
-    """
+    """The inputs and targets of a batch function. Raises ValueError unless of ``count`` rows."""
     if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_batch, given)):
         raise ValueError(
             "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or "
@@ -380,24 +396,19 @@ def _is_batch(part: Any) -> bool:
 
 
 Optimizers = Optimizer | Callable[[Any], Optimizer]
-"""A torch optimizer over the model's parameters, or a function that makes one from the list of
-trained parameters.
-"""
+"""A torch optimizer over the model's parameters, or a function from the trained ones to it."""
 
 
 def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
-    """The optimizer.
+    """The user's own optimizer.
 
-    Raises ValueError if it lacks a trained parameter, has foreign ones, calls the loss itself, or
-    remembers earlier steps.
+    Raises ValueError if it lacks a trained parameter, has parameters of another model, calls the
+    loss itself, or has a state of earlier steps.
     """
     parameters = trainable(model)
-    made: Any = (
-        given
-        if isinstance(given, Optimizer) or not callable(given)
-        else given(list(parameters.values()))
-    )
-    optimizer = made
+    optimizer: Any = given
+    if callable(given) and not isinstance(given, Optimizer):
+        optimizer = given(list(parameters.values()))
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}"
@@ -416,33 +427,30 @@ def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
 def check_covers(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], model: nn.Module
 ) -> None:
-    """Raise ValueError unless the optimizer has every trainable parameter of the model, and none of
-    another one.
-    """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if missing := [name for name, p in parameters.items() if id(p) not in held]:
+    """Raise ValueError unless the optimizer has all trained parameters, none of another model."""
+    covered = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := [name for name, p in parameters.items() if id(p) not in covered]:
         raise ValueError(
             f"the optimizer lacks {', '.join(missing)}, which the method trains: freeze it, or "
             "give a function, optimizer=lambda parameters: ..., which also gets the parameters "
             "that the method adds (LoRA)"
         )
-    if held - {id(p) for p in model.parameters()}:
+    if covered - {id(parameter) for parameter in model.parameters()}:
         raise ValueError(
             "the optimizer has parameters that the model has not: they would have no gradient"
         )
 
 
 def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ValueError if the optimizer has a state of earlier steps: their gradients had no noise,
-    or other noise.
+    """Raise ValueError if the optimizer has a state of earlier steps.
 
-    Momentum of raw gradients would move the weights by them, and no ledger counts that. State that
-    a new optimizer of the class has as well (Adagrad's sums) does not count.
+    Momentum of gradients without noise would move the weights by them, and no ledger counts that.
+    State that a new optimizer of the class has as well (Adagrad's sums) is accepted.
     """
     names = {id(p): name for name, p in parameters.items()}
-    new = _as_new(optimizer)
+    new = _state_of_new(optimizer)
     for p, state in optimizer.state.items():
-        kept = [key for key, value in state.items() if not _same(value, new.get(p, {}).get(key))]
+        kept = [key for key, value in state.items() if not _is_same(value, new.get(p, {}).get(key))]
         if kept:
             raise ValueError(
                 f"the optimizer has a state of earlier steps ({', '.join(map(str, kept))} of "
@@ -461,10 +469,8 @@ def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> N
             )
 
 
-def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """The state that a new optimizer of this class and these groups has; empty where it cannot be
-    made.
-    """
+def _state_of_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+    """The state of a new optimizer of this class and these groups; empty if none can be made."""
     if not optimizer.state:
         return {}
     try:
@@ -474,29 +480,28 @@ def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
                 [copy(group) for group in optimizer.param_groups], **optimizer.defaults
             )
         return fresh.state
-    except Exception:  # a class with arguments of its own
+    except Exception:  # the class takes other arguments
         return {}
 
 
-def _same(value: Any, new: Any) -> bool:
+def _is_same(value: Any, new: Any) -> bool:
     if isinstance(value, Tensor) and isinstance(new, Tensor):
         return value.shape == new.shape and torch.equal(value, new)
     return type(value) is type(new) and bool(value == new)
 
 
-def _remembers(t: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:
-    """Whether a tensor has numbers that are neither zeros nor a copy of weights, as slow weights
-    are.
-    """
-    if not t.is_floating_point() or not t.count_nonzero():
+def _remembers(value: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether a tensor has numbers of earlier steps: neither zeros nor a copy of weights."""
+    if not value.is_floating_point() or not value.count_nonzero():
         return False
     return not any(
-        t.shape == p.shape and torch.equal(t.to(p), p.detach()) for p in parameters.values()
+        value.shape == parameter.shape and torch.equal(value.to(parameter), parameter.detach())
+        for parameter in parameters.values()
     )
 
 
 def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Tensors in an attribute and its containers."""
+    """Tensors in an attribute, and in containers down to ``depth``; parameters are left out."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         yield value.detach()
     elif depth and isinstance(value, Mapping | list | tuple):

@@ -1,9 +1,8 @@
-"""What is sent down to clients: what the strategy calls for it, the records, and the simplest kind,
-the whole model.
+"""The downlink: records of the model for clients, and the simplest kind, the whole model.
 
 weights  the whole model; for a client with a replica only if that is smaller, or its replica was
          lost
-replica  version of the announced weights, version that the message starts from, SHA-256 of the
+replica  version of the announced weights, version that the steps start from, SHA-256 of the
          weights
 steps    the updates from one version to the other (``fedlsg.state.Step``); none if they are equal
 state    with the whole model: the state that a replica continues from; without it the client has no
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedlsg.carriers.probe import Basis, flatten
@@ -39,13 +38,16 @@ from fedlsg.strategies.protocol.wire import (
 )
 
 NOWHERE = -1
-"""The base of a message whose weights no replica continues from."""
+"""The base in a message with weights alone, after which the client has no replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """``version`` counts the steps since the initial model; ``base`` is the version that the
-    message starts from.
+    """The announced weights.
+
+    version: steps since the initial model.
+    base: version that the steps of the message start from, or NOWHERE.
+    digest: SHA-256 of the weights.
     """
 
     version: int
@@ -54,6 +56,7 @@ class Reference:
 
 
 Records = dict[str, ArrayRecord | ConfigRecord]
+"""By name, see the header of the file."""
 
 
 def digest_of(weights: Tensor) -> bytes:
@@ -62,7 +65,7 @@ def digest_of(weights: Tensor) -> bytes:
 
 
 def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
-    """Records for a replica at ``reference.base``."""
+    """Records that bring a replica from ``reference.base`` to the announced version."""
     records: Records = {"replica": ConfigRecord(asdict(reference))}
     if steps:
         joined = np.frombuffer(b"".join(steps), np.uint8)
@@ -71,26 +74,24 @@ def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
 
 
 def whole(reference: Reference, weights: ArrayRecord, state: Mapping[str, Tensor]) -> Records:
-    """Records of the whole model; if ``reference.base`` is its version, a replica continues from
-    it.
-    """
+    """Records of the whole model; a replica continues if ``reference.base`` is the version."""
     records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
     if state:
         records["state"] = ArrayRecord(
-            {name: raw_array(v.detach().cpu().numpy()) for name, v in state.items()}
+            {name: raw_array(vector.detach().cpu().numpy()) for name, vector in state.items()}
         )
     return records
 
 
 def read_reference(content: RecordDict) -> Reference | None:
-    """Which weights are announced; None for a message with full weights and nothing else.
+    """The reference of a message; None for a message with full weights and nothing else.
 
-    Raises KeyError or ValueError for a record that is not one.
+    Raises KeyError or ValueError for another record.
     """
     config = config_in(content, "replica")
     if config is None:
         return None
-    version, base, digest = (config[f.name] for f in fields(Reference))
+    version, base, digest = (config[field.name] for field in fields(Reference))
     if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
         raise ValueError(
             "the announced version of the model is not valid: expected two numbers and a digest"
@@ -99,9 +100,7 @@ def read_reference(content: RecordDict) -> Reference | None:
 
 
 def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
-    """The steps of a message that starts from ``reference.base``. Raises StepError for anything
-    else.
-    """
+    """The steps of a message from ``reference.base`` on. Raises StepError for another number."""
     steps = []
     if "steps" in content.array_records:
         steps = read_steps(content.array_records["steps"]["updates"].data)
@@ -111,39 +110,39 @@ def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
 
 
 def read_state(content: RecordDict) -> dict[str, Tensor]:
-    """The vectors of the ``state`` record, if any."""
-    record = content.array_records.get("state")
-    return (
-        {}
-        if record is None
-        else {name: torch.from_numpy(read_array(record[name])) for name in record}
-    )
+    """The vectors of the ``state`` record; empty without one."""
+    record: Mapping[str, Array] = content.array_records.get("state") or {}
+    return {name: torch.from_numpy(read_array(array)) for name, array in record.items()}
 
 
 Keep = Callable[[Basis], None]
-"""Called with the basis of a refresh before any client is asked for it."""
+"""Stores the basis of a refresh before any client needs it."""
 
 
 def basis_record(basis: Basis) -> ArrayRecord:
-    """All numbers of a basis."""
+    """The ``basis`` record: all numbers of a basis in one array."""
     return flat_record(flatten(basis))
 
 
 def read_basis(content: RecordDict) -> Tensor | None:
-    """The flat basis of a message, or None. KeyError or ValueError for another record."""
+    """The flat basis of a message; None without one. KeyError or ValueError for another record."""
     record = content.array_records.get("basis")
     return None if record is None else torch.from_numpy(read_array(record["flat"]))
 
 
 def keep_nowhere(basis: Basis) -> None:
-    """Nothing: every client has to derive the basis, or to be sent it."""
+    """Store nothing: every client derives the basis, or gets it in a message."""
 
 
 class Holders:
-    """Which clients hold the basis of the current refresh: those whose reply in a round since then
-    was valid.
+    """Remembers which clients hold the basis of the current refresh.
 
-    At the refresh itself clients derive the basis; after it, one that does not hold it is sent it.
+    These are clients with a valid reply since then. At the refresh itself clients derive the basis;
+    later a client without it gets it in a message.
+
+    state: of the server.
+    round: of the refresh.
+    held: clients that hold its basis.
     """
 
     def __init__(self, state: ServerState, keep: Keep = keep_nowhere) -> None:
@@ -153,9 +152,7 @@ class Holders:
     def records(
         self, selected: Collection[int], framed: Collection[int] = ()
     ) -> Mapping[int, Records]:
-        """The ``basis`` record for those of the clients that need it; ``framed`` derive another
-        one.
-        """
+        """The ``basis`` record for clients that need it; ``framed``: clients with another basis."""
         basis = self.state.basis
         if basis is None:
             return {}
@@ -164,11 +161,13 @@ class Holders:
             self._kept = basis.round
         if basis.round != self.round:
             self.round, self.held = basis.round, set()
-        differ = set(framed) & set(selected)
-        self.held -= differ
-        needed = differ if self.refreshes else set(selected) - self.held
-        record = basis_record(basis) if needed else None
-        return {client: {"basis": record} for client in needed if record is not None}
+        with_another = set(framed) & set(selected)
+        self.held -= with_another
+        needy = with_another if self.refreshes else set(selected) - self.held
+        if not needy:
+            return {}
+        record = basis_record(basis)
+        return {client: {"basis": record} for client in needy}
 
     @property
     def refreshes(self) -> bool:
@@ -177,22 +176,20 @@ class Holders:
 
     @property
     def missed_numbers(self) -> int:
-        """Numbers in the basis if a client without it has to be sent it now, else 0."""
+        """Numbers in the basis if clients without it get it in this round's message, else 0."""
         basis = self.state.basis
         return 0 if basis is None or self.refreshes else len(flatten(basis))
 
     def confirm(self, partitions: Collection[int]) -> None:
-        """The replies of these clients show that they hold the basis."""
+        """Note that these clients hold the basis, which their replies show."""
         if self.state.basis is not None:
             self.held |= set(partitions)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; none where nothing is probed."""
-        return (
-            {}
-            if self.state.public.source is None
-            else {"basis": {"round": self.round, "held": sorted(self.held)}}
-        )
+        """Plain values for a checkpoint; empty for a method without probes."""
+        if self.state.public.source is None:
+            return {}
+        return {"basis": {"round": self.round, "held": sorted(self.held)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
@@ -201,26 +198,33 @@ class Holders:
 
 
 NOTHING = {"attempts": 0, "messages": 0, "bytes": 0}
-"""Rounds that were interrupted, and the messages and payload bytes that they sent down."""
+"""Counts of interrupted rounds: rounds, and the messages and payload bytes that they sent down."""
 
 
 class Notes(Protocol):
-    """Keeps a note of what is sent in the current round."""
+    """Keeps a note of the messages of the current round, for the next process of the run."""
 
-    def write_sent(self, note: Mapping[str, Any], /) -> None: ...
+    def write_sent(self, note: Mapping[str, Any], /) -> None:
+        """Replace the note."""
 
-    def read_sent(self) -> dict[str, Any]: ...
+    def read_sent(self) -> dict[str, Any]:
+        """The last note."""
 
 
 class Downlink:
-    """The dense weights to every client, in every round; and what every kind has.
+    """Sends the dense weights to every client in every round; other kinds are derived from it.
 
-    The strategy calls, in this order: records for the selected clients, confirmation, the round's
-    update. Messages are counted before they are sent, so that an interrupted round is counted, too:
-    what it had sent is in a note.
+    The strategy calls ``records`` for the selected clients, ``confirm``, then ``finish_round``.
+    Messages are counted before they are sent, in a note, so that an interrupted round is counted.
     Guarantee: when a process ends at any point, its successor counts each message that may have
     left exactly once: with a finished round or with the interrupted rounds. (Not synced: a machine
     that crashes may lose the last note.)
+
+    state: of the server.
+    holders: clients with the basis of a probe.
+    notes: of messages; None in a run that is not continued.
+    repairs: by client, whole models that it got because it had lost its replica.
+    interrupted: counts as in NOTHING.
     """
 
     def __init__(
@@ -228,9 +232,8 @@ class Downlink:
     ) -> None:
         self.state, self.holders, self.notes = state, Holders(state, keep), notes
         self.repairs: Counter[int] = Counter()
-        """Whole models that were sent to each client because it had lost its replica."""
         self.interrupted = dict(NOTHING)
-        self._attempt = 0  # rounds begun, by this process and those before it
+        self._attempt = 0  # rounds that this process and those before it have begun
         self._current: dict[str, int] | None = None
 
     def records(
@@ -241,8 +244,10 @@ class Downlink:
         framed: Collection[int] = (),
         lost: Collection[int] = (),
     ) -> Mapping[int, Records]:
-        """Records of each selected client's message; ``framed`` get the frame whole, ``lost`` the
-        model.
+        """The records of each selected client's message, which are counted.
+
+        framed: clients that get the whole frame.
+        lost: clients that get the whole model.
         """
         made = self._records(selected, frame, framed, lost)
         if self._current is None:
@@ -260,31 +265,25 @@ class Downlink:
         return made
 
     def confirm(self, partitions: Collection[int]) -> None:
-        """The replies of these clients show that they hold what was announced."""
+        """Note that these clients hold the announced model, which their replies show."""
         self.holders.confirm(partitions)
 
     def abandon_round(self) -> None:
-        """No reply arrived: the records of this round will be needed once more, and count as an
-        interrupted round's.
-        """
+        """Count this round, in which no reply arrived, as interrupted; its records follow again."""
         self.interrupted, self._current = self._if_interrupted(), None
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
-        """Apply the clients' values, see ``ServerState.finish_round``; the next records are another
-        round's.
-        """
+        """Apply the clients' values, see ``ServerState.finish_round``, and end the round."""
         self._apply(frame, updates, noise_std)
         self._current = None
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
-        """Prune by the clients' values, see ``ServerState.prune``; the next records are another
-        round's.
-        """
+        """Prune by the clients' values, see ``ServerState.prune``, and end the round."""
         self.state.prune(frame, updates, num_examples=num_examples)
         self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of it, in plain values."""
+        """The state for a resumed run, in plain values."""
         return {
             **self.holders.state_dict(),
             "attempt": self._attempt,
@@ -292,9 +291,7 @@ class Downlink:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; a noted round that the state does not know was
-        interrupted.
-        """
+        """Continue from ``state_dict``; a noted round after the state was interrupted."""
         self._attempt, self.interrupted = state["attempt"], state["interrupted"]
         self.repairs, self._current = Counter(state.get("repairs", {})), None
         self.holders.load_state_dict(state)
@@ -308,21 +305,26 @@ class Downlink:
     def _records(
         self, selected: Sequence[int], frame: Frame, framed: Collection[int], lost: Collection[int]
     ) -> Mapping[int, Records]:
-        """The same weights for all; with the kept positions where the server's memory chose them,
-        and with the basis of the last refresh for those that were not there.
+        """The same weights for all clients.
+
+        Kept positions are added if the server's memory chose them, and the basis of the last
+        refresh for clients that were not there.
         """
         common: Records = {"weights": flat_record(self.state.weights)}
         if has_ranked_mask(self.state):
             common["kept"] = kept_record(frame)
         bases = self.holders.records(selected, framed)
         whole = framed_records(self.state, frame, framed)
-        return {p: common | (whole if p in framed else {}) | bases.get(p, {}) for p in selected}
+        return {
+            client: common | (whole if client in framed else {}) | bases.get(client, {})
+            for client in selected
+        }
 
     def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         self.state.finish_round(frame, updates, noise_std=noise_std)
 
     def _if_interrupted(self) -> dict[str, int]:
-        """What interrupted rounds sent if the current round is one of them."""
+        """The counts of interrupted rounds if the current round becomes one of them."""
         return {
             name: before + (self._current or NOTHING)[name]
             for name, before in self.interrupted.items()
@@ -330,8 +332,9 @@ class Downlink:
 
 
 def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) -> Records:
-    """The frame for clients that derive another one; of probed carriers the positions, since the
-    basis is sent, too.
+    """The frame for clients that derive another one; of probed carriers the kept positions only.
+
+    The basis of a probe is in a record of its own.
     """
     if not framed:
         return {}
@@ -341,7 +344,5 @@ def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) ->
 
 
 def has_ranked_mask(state: ServerState) -> bool:
-    """Whether the mask depends on the server's memory, so that clients cannot derive it from the
-    weights.
-    """
+    """Whether the mask depends on the server's memory, so that clients cannot derive it."""
     return state.memory is not None

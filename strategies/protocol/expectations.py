@@ -1,10 +1,8 @@
-"""What the server expects of a reply: bounds on all that one node may send, the terms of the
-client, and its values.
+"""Expectations of the server about a reply: bounds on its size, the client's terms, its values.
 
 The size of everything in a reply is compared before it is copied, parsed or kept. An honest node
-keeps every bound. One that breaks a bound is left out by name, with the reason in the log, and the
-round goes on without it. Sizes of arrays are not bounded: a payload is compared with what its round
-expects (``unpack``).
+keeps every bound. A node that breaks one is left out, the log says why, and the round continues
+without it. Sizes of arrays are not bounded here: ``unpack`` compares a payload with its round.
 """
 
 import math
@@ -30,12 +28,15 @@ from fedlsg.strategies.protocol.wire import read_update
 from fedlsg.training.client_level import ServerNoise
 
 CONTENT_BYTES = LARGEST_BYTES + 2**16
-"""Of names, numbers, texts and ledger lines in a reply; without the values of arrays."""
-MAX_REPLY_RECORDS, MAX_RECORD_ITEMS = 32, 64
-"""Records of a reply, and arrays or values of a record."""
+"""Bytes of names, numbers, texts and ledger lines in a reply at most; arrays are not counted."""
+MAX_REPLY_RECORDS = 32
+"""Records in a reply."""
+MAX_RECORD_ITEMS = 64
+"""Arrays or values in a record."""
 MAX_DECLARED_EXAMPLES = 10**9
-"""Declared by one client."""
+"""Examples that one client may declare."""
 REASON_LENGTH = 300
+"""Characters of a reason at most."""
 
 
 class BoundError(ValueError):
@@ -43,18 +44,17 @@ class BoundError(ValueError):
 
 
 def reply_bytes(parameters: int) -> int:
-    """Of any honest reply in a run with this many dense parameters: 20 a parameter, as payloads
-    have 16 at most.
-    """
+    """Bytes of an honest reply at most: 20 a dense parameter, of which a payload needs 16."""
     return 2 * CONTENT_BYTES + 20 * parameters
 
 
 def check_reply(reply: Message) -> None:
-    """Raise BoundError, which quotes nothing of it, for a reply with too many or too large parts
-    next to its arrays.
+    """Raise BoundError for a reply with too many or too large parts next to its arrays.
+
+    The error quotes nothing of the reply.
     """
     if reply.has_error() or not reply.has_content():
-        return  # of an error's text the ends are read
+        return  # only the ends of an error's text are read
     size = 0
     for name, record in reply.content.items():
         size += len(name)
@@ -85,11 +85,10 @@ def _size(value: Any) -> int:
 
 
 def shortened(text: str | None) -> str:
-    """A text of a node as one printable line of bounded length; nothing of it is copied that is not
-    in the line.
+    """A text of a node as one printable line of at most ``REASON_LENGTH`` characters and 5.
 
-    A long text loses its middle: texts of Ray begin with the kind of error and end with its
-    message.
+    A long text loses its middle, because texts of Ray begin with the kind of error and end with its
+    message. The first cut is before any copy of the text.
     """
     text = text or ""
     if len(text) > 8 * REASON_LENGTH:
@@ -101,17 +100,18 @@ def shortened(text: str | None) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a reply was rejected, as ``shortened``: its text may be the client's own."""
+    """Why a reply was rejected, as ``shortened``, because the text may be that of a client."""
     return shortened(str(error) or type(error).__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uplink:
-    """How the values of clients travel to the server: public, so that server, client and readers of
-    a record agree.
+    """The public format of payloads, on which server, clients and readers of a record agree.
 
-    ``index_mode``: how payloads say which coordinates they hold.
-    ``seed``: of rounding.
+    method: whose values are sent.
+    codec: of the values.
+    seed: of rounding.
+    index_mode: "derived" positions of values, or "explicit" ones in the payload.
     """
 
     method: Method
@@ -136,9 +136,7 @@ class Uplink:
     def expected(
         self, frame: Frame, *, round: int, dither: Dither, max_norm: float = math.inf
     ) -> Expected:
-        """What a payload of values in a frame has to be; but for the bound on its norm, client and
-        server know it alike.
-        """
+        """The expected payload of values in a frame. Clients do not know ``max_norm``."""
         wire = frame.wire
         return Expected(
             round=round,
@@ -156,13 +154,20 @@ class Uplink:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
-    training.
+    """Public constants of a federation.
 
-    ``sums``: of secure sums; None where the server reads every payload.
-    ``reproducible``: masks and noise of it come from the seed. NOT PRIVATE.
-    ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
-    ``features``: digest of what inputs become features with.
+    terms: by client.
+    clients_per_round: clients that a round selects.
+    local: the common local training.
+    uplink: the format of payloads.
+    min_survivors: clients without whom a round changes nothing.
+    timeout: seconds that a round waits for replies.
+    run_dir: of the run; empty in a deployment.
+    sums: terms of secure sums; None if the server reads every payload.
+    reproducible: whether masks and noise of a sum come from the seed. NOT PRIVATE.
+    unit: what epsilon protects.
+    server_noise: of a server that adds the noise; else None.
+    features: digest of the filters and axes that inputs become features with; empty without.
     """
 
     terms: Sequence[ClientTerms]
@@ -180,14 +185,17 @@ class FederationSettings:
 
     @property
     def least_clients(self) -> int:
-        """Clients without whom a round changes nothing; 0 where their number is a secret."""
+        """Clients without whom a round changes nothing; 0 if their number is secret."""
         return self.min_survivors if self.server_noise is None else 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expectations:
-    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a
-    simulation.
+    """Reads replies by the public terms of each client.
+
+    state: of the server.
+    settings: of the federation.
+    copies: ledgers of deployed clients; None in a simulation.
     """
 
     state: ServerState
@@ -226,8 +234,9 @@ class Expectations:
         return payload
 
     def payload(self, reply: Message, report: RoundReport) -> bytes:
-        """The payload of a reply; its bytes are entered in the report. Raises for an error, or for
-        no payload.
+        """The payload of a reply; its bytes are entered in the report.
+
+        Raises RuntimeError for an error, ValueError for no payload.
         """
         if reply.has_error():
             raise RuntimeError(f"[{reply.error.code}] {shortened(reply.error.reason)}")
@@ -240,24 +249,22 @@ class Expectations:
         return self.settings.terms[partition].of(phase)
 
     def to_mean(self, clients: Iterable[int], common: RoundPlan) -> float:
-        """The factor of these clients' values that makes up for a divisor of the round's own
-        (``RoundPlan.divisor``); 1 where the server's fixed one holds.
+        """The factor of these clients' values, fixed divisor over that of the round.
+
+        The server divides by its fixed divisor, and ``RoundPlan.divisor`` may be another one.
         """
         fixed = self.state.divisor
         terms = [self.terms(client, common.phase) for client in clients]
         return fixed / common.divisor(fixed, terms) if terms else 1.0
 
     def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
-        """Standard deviation of the noise on each coordinate of the weighted sum of these clients'
-        values.
-        """
-        terms = {partition: self.terms(partition, common.phase) for partition in partitions}
-        each = [
-            (client_terms.weight, common.for_client(client_terms).noise_std)
-            for client_terms in terms.values()
-        ]
+        """Standard deviation of the noise on each coordinate of these clients' weighted sum."""
         received = self.settings.uplink.codec.received_noise
-        return math.hypot(*(weight * received(noise_std) for weight, noise_std in each))
+        deviations = []
+        for partition in partitions:
+            terms = self.terms(partition, common.phase)
+            deviations.append(terms.weight * received(common.for_client(terms).noise_std))
+        return math.hypot(*deviations)
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
         uplink = self.settings.uplink
@@ -269,10 +276,9 @@ class Expectations:
         )
 
     def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
-        """At client level a payload is one clipped update, whatever the local steps and
-        examples.
-        """
-        units, local = (
-            (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
-        )
+        """The largest norm of an honest payload; at client level that of one clipped update."""
+        if plan.releases_examples:
+            units, local = num_examples, plan.local
+        else:
+            units, local = 1, plan.local.single()
         return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)

@@ -1,10 +1,9 @@
-"""Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and
-return.
+"""The roster of a federation: which Flower node is which client.
 
-The server sends each node one query for its identity, and another one when the node returns. In a
-simulation all nodes are there from the start, and where the clients of a process share its code and
-data, one of them is asked. A deployed node may stop and return under its own id (with a fixed key)
-or under another.
+Node ids are random, and a run numbers its clients by partition. The server sends each node one
+query for its identity, and another one when the node returns. In a simulation all nodes are there
+from the start; if the clients of a process share its code and data, one of them is asked. A
+deployed node may stop, and return under its own id (with a fixed key) or under another.
 """
 
 import math
@@ -31,19 +30,28 @@ from fedlsg.strategies.protocol.round_report import NO_REPLY
 from fedlsg.strategies.protocol.wire import REFUSED_RUN, read_identity, read_most
 
 CONNECT_SECONDS = 120.0
+"""Time for nodes to connect and to reply to a query."""
 ASK_AGAIN_SECONDS = 2.0
+"""Pause between two queries to deployed nodes."""
 CLOCK_SECONDS = 5.0
 """Clocks that differ by more are reported."""
 
-MOST_DOUBLINGS = 10
+MAX_DOUBLINGS = 10
+"""The wait of a node that was refused is at most 2 to this power rounds."""
 MAX_QUERIES = 3
 """Queries to a simulated client that replies with errors: all of them run the same code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger, what
-    it may spend in a run, (epsilon, delta) (0: as the run says), and at most over all runs.
+    """The declaration of a node.
+
+    node: its id.
+    partition: which client it is.
+    num_examples: N_k.
+    news: the lines of its ledger that the server does not have; None in a simulation.
+    budget: (epsilon, delta) that it may spend in a run; 0: as the run says.
+    most: (epsilon, delta) that its data may spend over all runs; None without such a limit.
     """
 
     node: int
@@ -55,9 +63,7 @@ class Identity:
 
 
 class SimulatedGrid(Grid):
-    """A grid whose node ids are in the order of the partitions, and whose processes share code and
-    data.
-    """
+    """A grid of simulated clients, whose node ids are in the order of partitions."""
 
     @abstractmethod
     def representatives(self) -> Sequence[int]:
@@ -65,11 +71,11 @@ class SimulatedGrid(Grid):
 
     @abstractmethod
     def expect(self, plan: RoundPlan) -> None:
-        """The messages that follow ask for a payload of this round."""
+        """Prepare for messages that ask for a payload of this round."""
 
     @abstractmethod
     def end(self) -> None:
-        """No message follows; whatever was asked for and did not come back, is charged."""
+        """End the run: payloads that were asked for and did not come back are charged."""
 
 
 class RefusedRunError(RuntimeError):
@@ -79,11 +85,17 @@ class RefusedRunError(RuntimeError):
 class Roster:
     """The node of each client of a run.
 
-    ``declared``: N_k of every client, if the server knows them in advance, as in a simulation.
-    Otherwise each node declares its N_k once, at most ``most_examples``, and what it may spend;
-    neither can change afterwards. ``accept`` may refuse a node by raising ValueError. ``refused``:
-    why a node is no client, by its id. A deployed node that was refused twice in a row, or did not
-    reply, waits twice as many rounds each time until it is asked again.
+    Without ``declared`` each node declares its N_k and its budget once; neither can change
+    afterwards. A deployed node that was refused, or did not reply, waits twice as many rounds each
+    time until it is asked again.
+
+    timeout: seconds for a reply to the first query.
+    declared: N_k of every client, if the server knows them in advance, as in a simulation.
+    accept: may refuse a node by raising ValueError.
+    most_examples: largest N_k that a node may declare.
+    sizes: N_k by client.
+    budgets: (epsilon, delta) for one run by client; 0: as the run says.
+    refused: by node id, why a node is no client.
     """
 
     def __init__(
@@ -97,10 +109,9 @@ class Roster:
         self.accept, self.most_examples = accept, most_examples
         self.sizes: dict[int, int] = {}
         self.budgets: dict[int, tuple[float, float]] = {}
-        """Epsilon and delta that nodes have for one run; 0: as the run says."""
         self.refused: dict[int, str] = {}
         self._declared, self._deployed = declared or (), declared is None
-        # of all clients, where one of each process was asked: they never leave
+        # of all clients, if one of each process was asked: such nodes never leave
         self._nodes: Sequence[int] = ()
         self._clients = 0
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
@@ -110,28 +121,28 @@ class Roster:
         """Nodes that refuse the run's settings, whenever they are asked."""
         self._refreshes = 0
         self._failures: dict[int, tuple[int, int]] = {}
-        """Of a node that was refused: how often, and the refresh from which it is asked again."""
+        """By refused node: how often it was refused, and the next refresh at which it is asked."""
 
     @property
     def complete(self) -> bool:
-        """Whether every client was found once; clients that have left since are included."""
+        """Whether ``gather`` has ended; clients that have left since are included."""
         return bool(self._clients)
 
     def node(self, partition: int) -> int | None:
-        """The client's node, None while it has none."""
+        """The client's node; None while it has none."""
         return self._nodes[partition] if self._nodes else self._node_of.get(partition)
 
     def client_of(self, node: int) -> int | None:
-        """The client that a node is, None while it is no client yet."""
+        """The client of a node; None while it is no client yet."""
         if node in self._nodes:
             return self._nodes.index(node)
-        return next(
-            (partition for partition, known_node in self._node_of.items() if known_node == node),
-            None,
-        )
+        for partition, known_node in self._node_of.items():
+            if known_node == node:
+                return partition
+        return None
 
     def returned(self, node: int) -> None:
-        """The node has replied, or is here again."""
+        """Note that the node has replied, or is here again."""
         if (partition := self.client_of(node)) is not None:
             self._returned.add(partition)
 
@@ -141,16 +152,17 @@ class Roster:
         return back
 
     def gather(self, grid: Grid, clients: int) -> Sequence[int]:
-        """Find every client's node, before anything is trained; returns N_k of each.
+        """Find every client's node before training; returns N_k of each.
 
         A node that replies with an error gets another query: in a deployment for two minutes, so
-        that its operator can change its settings; it ends at once where every node refuses the
+        that its operator can change its settings. Queries end at once if every node refuses the
         run's own settings. Nodes beyond the run's clients stay idle.
-        Afterwards a deployment of three clients or more goes on without a few of them, who are less
-        than half: no node can keep a run from starting. The run is planned with the median N_k for
-        such a client, which may join later if it declares the same number.
-        Raises RuntimeError, with each node's reason, if more clients are missing then, or declare
-        another N_k than before.
+
+        Then a deployment of three clients or more continues without the missing clients if these
+        are less than half, so that no node can keep a run from starting. The run is planned with
+        the median N_k for such a client, which may join later if it declares this number.
+
+        Raises RuntimeError, with each node's reason, if more clients are missing.
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
@@ -188,14 +200,11 @@ class Roster:
             self.sizes |= dict.fromkeys(missing, median_low(self.sizes.values()))
             self.budgets |= dict.fromkeys(missing, (0.0, 0.0))
         self._clients = clients
+        if self._deployed:
+            return [self.sizes[partition] for partition in range(clients)]
         # a simulated client that hangs in training replies to its query all the same
-        if not self._deployed:
-            self._returned.clear()
-        return (
-            [self.sizes[partition] for partition in range(clients)]
-            if self._deployed
-            else self._declared
-        )
+        self._returned.clear()
+        return self._declared
 
     def refresh(self, grid: Grid) -> None:
         """Forget nodes that have left, and query those that are new or have returned."""
@@ -219,17 +228,13 @@ class Roster:
             self.refresh(grid)
 
     def forget(self, partition: int) -> None:
-        """The client's node has left or may have restarted: it gets another query when it is
-        there.
-        """
+        """Forget a client's node that left or restarted; it gets another query when it is here."""
         node = self._node_of.pop(partition, None)
         if node is not None:
             self._asked.discard(node)
 
     def ask_again(self, grid: Grid) -> Collection[int]:
-        """Query every known node once more, for the end of its ledger; returns the clients that did
-        not reply.
-        """
+        """Query every known node for the end of its ledger; returns clients that did not reply."""
         for partition in list(self._node_of):
             self.forget(partition)
         self.refresh(grid)
@@ -267,15 +272,16 @@ class Roster:
             self._refuse(node, NO_REPLY, self.refused.get(node))
 
     def _refuse(self, node: int, why: str, before: str | None) -> None:
-        """``before``: why it was refused the last time; the log says a reason once."""
+        """Note a refused node. ``before``: the last reason; the log has the same reason once."""
         failed, due = self._failures.get(node, (0, 0))
-        if due <= self._refreshes:  # how often it was asked before the first round does not count
-            self._failures[node] = failed + 1, self._refreshes + 2 ** min(failed, MOST_DOUBLINGS)
+        if due <= self._refreshes:  # queries of one refresh count once
+            self._failures[node] = failed + 1, self._refreshes + 2 ** min(failed, MAX_DOUBLINGS)
         self.refused[node] = why
         if why != before:
             log(WARNING, "node %s cannot take part: %s", node, why)
 
     def _enter(self, node: int, reply: Message, clients: int) -> None:
+        """Enter a node as a client by its reply. Raises for a reply that is not accepted."""
         if reply.has_error():
             kind = RefusedRunError if reply.error.code == REFUSED_RUN else RuntimeError
             raise kind(shortened(reply.error.reason))
@@ -312,6 +318,7 @@ class Roster:
     def _check(
         self, node: int, partition: int, num_examples: int, budget: tuple[float, float]
     ) -> None:
+        """Raise RuntimeError for a client of another node, or with other numbers than before."""
         other = self._node_of.get(partition)
         if other is not None and other != node:
             raise RuntimeError(
@@ -343,6 +350,7 @@ class Roster:
                 )
 
     def _missing(self, missing: Iterable[int], clients: int) -> str:
+        """Why clients are missing, and what to do."""
         nodes_of: dict[str, list[int]] = {}
         for node, reason in sorted(self.refused.items()):
             nodes_of.setdefault(reason, []).append(node)
@@ -360,14 +368,14 @@ class Roster:
         )
 
 
-def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
-    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the
-    reply was here.
+def warn_of_clock(node: int, written: float, asked: float, now: float) -> None:
+    """Log a warning about the clock of a node, by the times of its reply.
 
-    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and
-    no reason.
+    written: by the node's clock; it should be between ``asked`` and ``now`` of the server's clock.
+
+    Flower ends a node with a wrong clock when it signs a request, with status 0 and no reason.
     """
-    wrong = said - now if said > now else min(said - asked, 0.0)
+    wrong = written - now if written > now else min(written - asked, 0.0)
     if abs(wrong) > CLOCK_SECONDS:
         log(
             WARNING,
@@ -381,22 +389,17 @@ def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
 
 
 def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
-    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError
-    after two minutes.
-    """
+    """Node ids, as soon as there are ``count``. Raises RuntimeError after ``CONNECT_SECONDS``."""
     deadline = time.monotonic() + CONNECT_SECONDS
-    while (
-        len(
-            nodes := connected
-            if isinstance(connected := grid.get_node_ids(), range)
-            else list(connected)
-        )
-        < count
-    ):
+    while True:
+        connected = grid.get_node_ids()
+        # a simulation has a range, which may be long
+        nodes = connected if isinstance(connected, range) else list(connected)
+        if len(nodes) >= count:
+            return nodes
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"the run has {count} clients, the federation only {len(nodes)} nodes; "
                 f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
             )
         time.sleep(0.1)
-    return nodes

@@ -1,5 +1,4 @@
-"""What server and clients prove to each other: the code that they run, and the ledger that a
-deployed client keeps.
+"""Proofs between server and clients: the code that they run, and the ledger of a deployed client.
 
 If a client's code clips or adds noise differently, every reported epsilon is wrong. So the server
 puts version and digest of its code into the query, each client puts its own into the reply, and
@@ -34,19 +33,23 @@ from fedlsg.privacy.ledger_copy import verify
 from fedlsg.user_code.digest import HOME, version_at
 
 PARTS = ("simulations", "strategies")
-"""Folders of fedlsg: inside of it in a wheel, next to it in a clone and in a bundle."""
+"""Folders of fedlsg that are inside of it in a wheel, and next to it in a clone and in a bundle."""
 OUTSIDE = re.compile(r"fedlsg/(attacks|simulations/attacks)/")
 """Files that no run imports: ``fab-exclude`` in pyproject.toml leaves them out of a bundle."""
 
 CODE = "code"
+"""Name of the record with a code identity."""
 SHORT = 12
 """Hexadecimal digits of a digest in a message for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeIdentity:
-    """Version, SHA-256 of the files, and the folder that holds fedlsg (it is shown, and not
-    compared).
+    """The code of a process.
+
+    version: of fedlsg.
+    digest: SHA-256 of the files.
+    folder: that has fedlsg; it is for messages and not compared. Empty if it is not known.
     """
 
     version: str
@@ -98,9 +101,7 @@ def digest_of(home: Path) -> str:
 
 
 def code_record(*, local: bool = True) -> ConfigRecord:
-    """This process's identity, for a message; with its folder only if the message stays on this
-    machine.
-    """
+    """This process's identity for a message; ``local``: it stays here, so it has the folder."""
     identity = own_identity()
     return ConfigRecord(
         {
@@ -114,13 +115,15 @@ def code_record(*, local: bool = True) -> ConfigRecord:
 def check_same_code(
     content: RecordDict, sender: str, *, receiver: str = "this process", local: bool = True
 ) -> None:
-    """Raise OtherCodeError, naming both and what to do, unless ``sender``, whose message this is,
-    runs the code of this process, which is ``receiver``.
+    """Raise OtherCodeError unless the sender of a message runs the code of this process.
+
+    sender: in words.
+    receiver: this process in words.
+    local: whether the error stays on this machine, so that it may name a folder.
     """
     identity, record = own_identity(), content.config_records.get(CODE)
-    identity = (
-        identity if local else replace(identity, folder="")
-    )  # the error text may leave this machine
+    if not local:
+        identity = replace(identity, folder="")
     if record is None or not {"version", "digest", "folder"} <= record.keys():
         raise OtherCodeError(
             f"{sender} does not say which code it runs, {receiver} runs {identity}: {SAME_VERSION}"
@@ -141,11 +144,16 @@ SAME_FILES = (
 )
 
 RECORD = "ledger"
+"""Name of the record with ``Held`` or ``News``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """From the server: the name of the run, and the end of its copy of this client's ledger."""
+    """The part of a client's ledger that the server has.
+
+    run: name of the run.
+    head: hash of the last line of the server's copy.
+    """
 
     run: str
     head: str
@@ -153,7 +161,11 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """From a client: the lines that the server does not have, and the end of its ledger."""
+    """The part of a client's ledger that the server does not have.
+
+    lines: after those of the server's copy.
+    head: hash of the last line of the ledger.
+    """
 
     lines: bytes
     head: str
@@ -165,8 +177,9 @@ def held_record(held: Held) -> ConfigRecord:
 
 
 def read_held(content: RecordDict) -> Held | None:
-    """The record of an announcement, None in a simulation; KeyError or ValueError for anything
-    else.
+    """The ``Held`` of an announcement; None in a simulation.
+
+    Raises KeyError or ValueError for another record.
     """
     if RECORD not in content.config_records:
         return None
@@ -180,8 +193,9 @@ def news_record(news: News) -> ConfigRecord:
 
 
 def read_news(content: RecordDict) -> News | None:
-    """The record of a reply, None from a simulated client; KeyError or ValueError for anything
-    else.
+    """The ``News`` of a reply; None from a simulated client.
+
+    Raises KeyError or ValueError for another record.
     """
     if RECORD not in content.config_records:
         return None
@@ -193,9 +207,7 @@ def read_news(content: RecordDict) -> News | None:
 
 
 def check_news(client: int, news: News | None) -> News:
-    """What a client sent as its whole ledger. Raises LedgerError as ``verify``, and where it sent
-    none.
-    """
+    """The whole ledger that a client sent. Raises LedgerError without one, and as ``verify``."""
     if news is None:
         raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
     verify(client, news.lines, news.head)
@@ -210,11 +222,12 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerCopies:
-    """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of
-    earlier ones.
+    """The server's copies of the ledgers of deployed clients.
 
-    ``unconfirmed``: by client, what was announced since it last sent its ledger, as fields of
-    ``Entry``. It may have been charged for each of them.
+    folder: with one file for each client, with entries of this run and of earlier ones.
+    run: name of this run.
+    unconfirmed: by client, the charges that were announced since it last sent its ledger, as fields
+        of ``Entry``. It may have been charged for each of them.
     """
 
     folder: Path
@@ -222,7 +235,7 @@ class LedgerCopies:
     unconfirmed: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def path(self, client: int) -> Path:
-        """Where a client's copy is."""
+        """The path of a client's copy."""
         return ledger_path(self.folder, client)
 
     def held(self, client: int) -> Held:
@@ -235,8 +248,9 @@ class LedgerCopies:
         return self.held(client)
 
     def take(self, client: int, news: News | None) -> None:
-        """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not
-        continue its copy.
+        """Append the lines that a client sent.
+
+        Raises LedgerError if it sent nothing, or lines that do not continue its copy.
         """
         if news is None:
             raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
@@ -252,17 +266,16 @@ class LedgerCopies:
         terms = {"log_ratio": 0.0, "min_survivors": 0, "colluders": 0, **terms}
         path = self.path(client)
         entries = [
-            e
-            for e in (read_entries(path) if path.exists() else ())
-            if (e.run, e.round) == (self.run, round)
+            entry
+            for entry in (read_entries(path) if path.exists() else ())
+            if (entry.run, entry.round) == (self.run, round)
         ]
         if not entries:
             raise LedgerError(
                 f"client {client} replied in round {round}, and its ledger has no entry for that "
                 "round"
             )
-        names = {f.name for f in fields(Entry)}
-        assert terms.keys() <= names
+        assert terms.keys() <= {field.name for field in fields(Entry)}
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]
         if differ:
             differences = ", ".join(

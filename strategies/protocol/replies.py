@@ -1,6 +1,4 @@
-"""The replies to the messages that were sent: which message one answers, and whether its values
-count.
-"""
+"""Reads the replies of a round: finds the message of each, and checks its values."""
 
 import errno
 import os
@@ -25,16 +23,20 @@ from fedlsg.strategies.protocol.watched_grid import NODE_GONE
 from fedlsg.strategies.protocol.wire import DISK_FULL
 
 ByClient = dict[int, Any]
+"""Values of replies by client."""
 Accept = Callable[[Message, int], Any]
 """The values of a client's reply. Raises for one that is not as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replies:
-    """Replies to messages of one round. Everything that is wrong with one is entered in the report,
-    and ends nothing.
+    """Reads replies to messages of one round. A bad reply is entered in the report, and ends
+    nothing.
 
-    stage: no values were asked for, only what comes before or after them.
+    report: of the round.
+    roster: the nodes of clients.
+    accept: returns the values of a reply.
+    stage: whether the messages belong to a stage that asks for no values.
     shares_disk: whether clients write to the disk of the run, as in a simulation.
     """
 
@@ -45,19 +47,19 @@ class Replies:
     shares_disk: bool
 
     def read(self, sent: Sequence[tuple[int, Message]], replies: Iterable[Message]) -> ByClient:
-        """What ``accept`` returns of each valid reply, by client.
+        """The value of ``accept`` for each valid reply, by client.
 
-        A reply belongs to the message that it answers: Flower's own error for a lost node comes
-        from no node.
+        The client of a reply is that of the message that it answers: Flower's own error for a lost
+        node has no node.
         """
-        self._await(sent)
+        self._enter_messages(sent)
         waiting = {message.metadata.message_id: (client, message) for client, message in sent}
         values: ByClient = {}
         for reply in replies:
             name, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             client, message = waiting.get(name, (-1, reply))
-            from_there = reply.has_error() or sender == message.metadata.dst_node_id
-            if client < 0 or not from_there:
+            is_from_node = reply.has_error() or sender == message.metadata.dst_node_id
+            if client < 0 or not is_from_node:
                 log(
                     WARNING,
                     "unexpected reply from node %s ignored: no message to that node waits for it",
@@ -74,20 +76,20 @@ class Replies:
             log(WARNING, "round %d: client %d: %s", self.report.round, client, why)
         return values
 
-    def _await(self, sent: Sequence[tuple[int, Message]]) -> None:
-        """Until its reply is read, a client has not replied; one that drops out never will."""
+    def _enter_messages(self, sent: Sequence[tuple[int, Message]]) -> None:
+        """Count the messages, and enter every client but dropouts as one without a reply."""
         for client, message in sent:
             self.report.count_down(client, message, stage=self.stage)
             if self.stage or client not in self.report.dropped:
                 self.report.rejected[client] = NO_REPLY
 
     def _read_one(self, client: int, reply: Message) -> Any:
-        """What ``accept`` returns of a reply, None where it is rejected; the report counts its
-        bytes in either case.
+        """The value of ``accept`` for a reply; None if it is rejected. Its bytes are counted.
 
-        Raises OSError if a simulated client found the run's disk full: all the others would, too.
+        Raises OSError if a simulated client found the run's disk full, which all clients share.
         """
-        before, values = self.report.so_far("up"), None
+        before = self.report.so_far("up")
+        values = None
         try:
             check_reply(reply)
             self.report.uplink_bytes_wire += wire_size(reply)
@@ -95,7 +97,7 @@ class Replies:
             del self.report.rejected[client]
         except Exception as error:  # whatever a client sends must not end the round
             self.report.rejected[client] = reason_of(error)
-            # asked for its identity next, before it is charged for nothing again
+            # query its identity, with its ledger, before it is charged for nothing again
             if isinstance(error, LedgerError):
                 self.roster.forget(client)
         if reply.has_error() and reply.error.code in NODE_GONE:

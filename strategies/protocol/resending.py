@@ -1,6 +1,4 @@
-"""Who gets the announcement of a round once more: clients that derive another frame, hold another
-model, or have restarted.
-"""
+"""Repeated announcements: for clients with another frame or model, or after a restart."""
 
 from collections.abc import Callable, Collection
 from logging import WARNING
@@ -14,7 +12,12 @@ from fedlsg.strategies.protocol.wire import FRAME_DIFFERS, REPLICA_LOST
 
 
 class Again(NamedTuple):
-    """Clients that get another message now, by its reason."""
+    """Clients that get another message now, by reason.
+
+    framed: they derive another frame.
+    lost: they hold another model.
+    restarted: their node has restarted.
+    """
 
     framed: set[int]
     lost: set[int]
@@ -27,18 +30,20 @@ class Again(NamedTuple):
 
 
 class Resending:
-    """One more message for each client and reason, so that no client can keep a round going.
+    """One more message at most for each client and reason, so that every round ends.
 
-    ``framed``, ``lost``: who had one for that reason. ``gone``: clients whose place others have,
-    and who get none after a restart.
+    gone: clients that others have replaced; they get no message after a restart.
+    framed: clients that got one because they derive another frame.
+    lost: clients that got one because they hold another model.
     """
 
     def __init__(self, gone: Collection[int]) -> None:
         self.framed, self.lost, self._restarted = set[int](), set[int](), set[int](gone)
 
     def next(self, report: RoundReport, back: Callable[[set[int]], set[int]]) -> Again:
-        """Who gets another message after these replies. ``back``: which clients have a node
-        again.
+        """The clients that get another message after these replies.
+
+        back: from clients to those that have a node again.
         """
         again = Again(
             report.refused(FRAME_DIFFERS) - self.framed,

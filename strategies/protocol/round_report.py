@@ -1,5 +1,4 @@
-"""What happened in one round: every message and its size, why a reply was rejected, and the time in
-a simulation.
+"""The report of one round: messages and their sizes, rejected replies, and the simulated time.
 
 The size of a message has three levels:
     values    down: the encoded weights or values of an update, and the state that a replica
@@ -35,11 +34,12 @@ from fedlsg.strategies.protocol.wire import (
 )
 
 CODE = re.compile(r"^\[\d+\] ")
-"""The error code of a reply, by which clients are sorted; a reader gets its words."""
+"""The error code at the start of a reason; people read the reason without it."""
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
 
 Direction = Literal["down", "up"]
+"""To the client, or to the server."""
 
 VALUE_RECORDS = ("weights", "state")
 """Records of an announcement with numbers of the model; "frame" and "kept" are indices and
@@ -48,15 +48,13 @@ carriers.
 
 
 Sizes = dict[tuple[str, int], tuple[object, int]]
-"""Serialized sizes of records by name and identity, each with its record: then no other one takes
-its identity.
+"""By name and identity of a record: the record and its serialized size in bytes. The record is
+kept, so that no other one gets its identity.
 """
 
 
 class Sent(NamedTuple):
-    """One message between the server and a client, ``wire_bytes >= payload_bytes >=
-    values_bytes``.
-    """
+    """One message: ``wire_bytes >= payload_bytes >= values_bytes``, see the header of the file."""
 
     client: int
     direction: Direction
@@ -72,20 +70,34 @@ def in_words(why: str) -> str:
 
 @dataclass(kw_only=True)
 class RoundReport:
-    """What happened in one round.
+    """The clients, messages and times of one round.
 
-    plan: what was announced.
+    A selected client is in at most one of ``answered``, ``rejected``, ``dropped`` and ``late``.
+
+    round: its number; 0 for the pruning round.
     asked: the selected clients.
+    plan: what was announced.
     answered: clients with a valid reply.
-    rejected: the reason, by partition.
-    noted: what a client did wrong that took part all the same.
+    rejected: the reason, by client.
+    noted: by client, the fault of a client that took part all the same.
     dropped: clients that left before they trained, in the simulation.
-    late: clients with a valid reply that came after the round's simulated end, and is not used.
-        Each selected client is in one of the four (not in noted) at most.
+    late: clients with a valid reply after the round's simulated end, which is not used.
+    payloads: accepted payloads by client.
+    uplink_messages: replies with values.
+    downlink_messages: announcements.
+    uplink_bytes: of payloads up.
+    uplink_bytes_wire: of whole messages up.
+    downlink_bytes: of payloads down.
+    downlink_bytes_wire: of whole messages down.
     sent: every message, in the order in which it was counted; bytes are sums over it.
-    seconds: of the whole round, ``waiting`` of them for replies.
+    seconds: of the whole round.
+    waiting: seconds of them that were spent in waiting for replies.
     simulated_clock: seconds since the start of the run, at the round's end; None without a
         simulated clock.
+    count_values: bytes of the values in a payload.
+    sizes: of records in announcements.
+    total: the sum that a secure sum revealed, or that a server with noise of its own released, as
+        one flat vector; else None.
     """
 
     round: int
@@ -108,13 +120,8 @@ class RoundReport:
     waiting: float = 0.0
     simulated_clock: float | None = None
     count_values: Callable[[bytes], int] = value_bytes
-    """Bytes of the values in a payload."""
     sizes: Sizes = field(default_factory=dict, repr=False)
-    """Of records in announcements."""
     total: Tensor | None = None
-    """What a secure sum revealed, or a server with noise of its own released, as one flat
-    vector.
-    """
 
     def so_far(self, direction: Direction) -> tuple[int, int]:
         """Payload and wire bytes counted until now."""
@@ -125,21 +132,20 @@ class RoundReport:
     def list_message(
         self, client: int, direction: Direction, before: tuple[int, int], values: int
     ) -> None:
-        """Enter a message into ``sent``: the growth of the sums since ``before``, and the bytes of
-        its values.
+        """Enter a message into ``sent``: the bytes counted since ``before``, ``values`` of them
+        for values.
         """
         payload, wire = self.so_far(direction)
         self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
     def list_reply(self, client: int, before: tuple[int, int], *, stage: bool = False) -> None:
-        """The same for a reply that was accepted or rejected. ``stage``: it has no values."""
+        """Enter a reply into ``sent``, accepted or rejected. ``stage``: it has no values."""
         accepted = not stage and client in self.payloads and client not in self.rejected
-        self.list_message(
-            client, "up", before, self.count_values(self.payloads[client]) if accepted else 0
-        )
+        values = self.count_values(self.payloads[client]) if accepted else 0
+        self.list_message(client, "up", before, values)
 
     def count_down(self, client: int, message: Message, *, stage: bool = False) -> None:
-        """Count and list what was sent to a client. ``stage``: it has no part of the model."""
+        """Count a message to a client, and enter it. ``stage``: it has no part of the model."""
         before = self.so_far("down")
         self.downlink_messages += not stage
         self.downlink_bytes += array_bytes(message.content.values())
@@ -148,9 +154,7 @@ class RoundReport:
 
     @property
     def reasons(self) -> str:
-        """Why clients were rejected, or noted, equal reasons together: "0 2: no reply ...; 1:
-        payload checksum ...".
-        """
+        """Reasons of rejected and noted clients: "0 2: no reply ...; 1: payload checksum ..."."""
         clients: dict[str, list[int]] = {}
         for partition, why in sorted({**self.noted, **self.rejected}.items()):
             clients.setdefault(in_words(why), []).append(partition)
@@ -163,16 +167,13 @@ class RoundReport:
 
     @property
     def lost(self) -> set[int]:
-        """Clients whose reply is unknown: the worker died, the node has left, or no reply came
-        before the timeout.
-        """
-        return {
-            client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)
-        } | self.refused(*LOST)
+        """Clients whose reply is unknown: no worker, no node, or no reply before the timeout."""
+        silent = {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)}
+        return silent | self.refused(*LOST)
 
     @property
     def failed(self) -> set[int]:
-        """Clients that were lost or too slow: others may be asked in their place."""
+        """Clients that were lost or too slow; others may replace them."""
         return self.lost | self.refused(TOO_SLOW)
 
     @property
@@ -182,29 +183,23 @@ class RoundReport:
 
     @property
     def only_refusals(self) -> bool:
-        """Whether there were such refusals, and nothing else from the clients that did not drop
-        out.
-        """
+        """Whether all clients but dropouts refused because of their budget; one at least."""
         refusals = self.refused(OVER_BUDGET)
         return bool(refusals) and len(refusals) + len(self.dropped) == len(self.asked)
 
     @property
     def counts(self) -> str:
-        """How many clients were selected, and what became of those that brought no update; without
-        reasons.
-        """
+        """The number of selected clients, and of those without an update by what became of them."""
         lost = self.lost
-        others = {
+        clients: dict[str, Collection[int]] = {
+            "selected": self.asked,
             "lost": lost,
             "rejected": self.rejected.keys() - lost,
             "dropped out": self.dropped,
             "late": self.late,
         }
         return ", ".join(
-            [
-                f"{len(self.asked)} selected",
-                *(f"{len(v)} {name}" for name, v in others.items() if v),
-            ]
+            f"{len(some)} {name}" for name, some in clients.items() if some or name == "selected"
         )
 
 
@@ -217,8 +212,9 @@ def announced_values(content: RecordDict) -> int:
 
 
 def wire_size(message: Message, known: Sizes | None = None) -> int:
-    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that
-    messages share.
+    """Bytes of the whole message as Flower serializes it (protobuf).
+
+    known: sizes of records that messages share; the function adds to it.
     """
     if not message.has_content():
         return int(message_to_proto(message).ByteSize())
@@ -233,9 +229,7 @@ def wire_size(message: Message, known: Sizes | None = None) -> int:
 
 
 def _item_size(name: str, record: Any) -> int:
-    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not
-    serialized.
-    """
+    """Bytes of a record in its RecordDict; arrays, most of a message, are not serialized for it."""
     if isinstance(record, ArrayRecord):
         arrays = (_text(key) + _nested(_array_size(array)) for key, array in record.items())
         return _text(name) + _nested(sum(map(_nested, arrays)))
@@ -249,6 +243,7 @@ def _item_size(name: str, record: Any) -> int:
 
 
 def _array_size(array: Array) -> int:
+    """Bytes of an array as protobuf: dtype, encoding, shape (packed varints), data."""
     shape = sum(_varint(n) for n in array.shape)
     data = len(array.data)
     return (
@@ -260,25 +255,27 @@ def _array_size(array: Array) -> int:
 
 
 def _text(text: str) -> int:
-    """Bytes of a text in its message: none for an empty one."""
+    """Bytes of a text as a protobuf field; 0 for an empty one."""
     return _nested(len(text.encode())) if text else 0
 
 
 def _nested(size: int) -> int:
-    """Bytes of a part of so many bytes inside of another one: with a tag and its length."""
+    """Bytes of a protobuf field of ``size`` bytes: its tag (1 byte), its length, and itself."""
     return 1 + _varint(size) + size
 
 
 def _varint(number: int) -> int:
-    number %= 2**64  # as a node may send, a negative one has all bits
+    """Bytes of a number with 7 bits a byte."""
+    number %= 2**64  # a negative number, which a node may send, has all 64 bits
     return max(1, (number.bit_length() + 6) // 7)
 
 
 class SimulatedClock:
-    """``now``: seconds since the start of the run, at the end of the last round; ``health``: of
-    real clients, who fail.
+    """The time in a simulation, in which clients are away, leave or are late.
 
-    A checkpoint keeps both.
+    participation: who is there, and how fast.
+    health: failures of real clients. A checkpoint has it.
+    now: seconds since the start of the run, at the end of the last round. A checkpoint has it.
     """
 
     def __init__(self, participation: Participation) -> None:
@@ -287,29 +284,26 @@ class SimulatedClock:
         self._finish: Finish | None = None
 
     def select(self, round: int) -> list[int]:
-        """The clients that a training round selects, ascending; it starts when they are there."""
+        """The clients of a training round, ascending; the round starts when they are there."""
         self._start, selected = self.participation.begin(round, self.now)
         return selected
 
     def open(self, report: RoundReport) -> Set[int]:
-        """The clients that will leave a round before they train; they get its announcement, and
-        never reply.
-        """
+        """The clients that leave a round before they train: they get its announcement only."""
         self._finish = None
         return self.participation.leaving(report.round) if self._runs(report) else frozenset()
 
     def late(self, report: RoundReport, replied: Collection[int]) -> list[int]:
-        """Those who replied, trained and were charged, and whose values the round does not use;
-        ascending.
-        """
+        """Clients whose reply is after the round's simulated end, ascending; they are charged."""
         if not self._runs(report):
             return []
         self._finish = self.participation.finish(report.round, report.asked, traffic_of(report))
         return sorted(set(replied) - self._finish.in_time)
 
     def close(self, report: RoundReport) -> None:
-        """The round is over; enter the time into its report. What follows the values (a stage of a
-        secure sum) counts for those who answered.
+        """End the round, and enter the time into its report.
+
+        Messages after the values (stages of a secure sum) count for clients that answered.
         """
         if not self._runs(report):
             return
@@ -336,11 +330,11 @@ def traffic_of(report: RoundReport) -> Traffic:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Received:
-    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in
-    this order.
+    """The valid updates of a round.
 
-    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum
-    of the updates.
+    clients: that took part, ascending.
+    updates: one for each client, in this order; one in all if the exchange gives a sum.
+    noise_std: standard deviation of the noise in the sum of the updates.
     """
 
     clients: Sequence[int] = ()

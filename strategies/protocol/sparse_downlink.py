@@ -1,11 +1,10 @@
-"""Send each client the updates that its replica of the model has missed, or the whole model where
-that is smaller.
+"""The sparse downlink: each client gets the updates that its replica of the model has missed.
 
-All replicas start from version 0, the initial model: it is a function of the settings and is never
-sent. Each step of the server makes the next version. The server remembers which version each client
-is known to hold, and the steps back to where the whole model would be smaller. It does not rely on
-that: each announcement carries the digest of the weights, and a client with other weights replies
-so and gets the whole model in the same round.
+If the whole model is smaller, the client gets that. All replicas start from version 0, the initial
+model: it follows from the settings and is never sent. Each step of the server makes the next
+version. The server remembers the version of each client, and the steps that are smaller together
+than the whole model. Correctness does not depend on that memory: each announcement has the digest
+of the weights, and a client with other weights says so and gets the whole model in the same round.
 """
 
 from collections import deque
@@ -40,12 +39,12 @@ from fedlsg.strategies.protocol.downlink import (
 from fedlsg.strategies.protocol.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2
-"""Whole models after which a client whose replica differs once more (another kind of machine) gets
+"""Repairs of a client's replica. If it differs once more (another kind of machine), the client gets
 weights alone.
 """
 
-WHOLE = -2
-"""The start of a message with the whole model and the state that a replica continues from."""
+WHOLE_MODEL = -2
+"""The start, in place of a version, of a message with the whole model and a replica's state."""
 
 
 class StepStore(Protocol):
@@ -55,18 +54,24 @@ class StepStore(Protocol):
         """Keep a step."""
 
     def load(self, version: int) -> bytes:
-        """A step that was kept. Raises OSError or ValueError where it is missing or damaged."""
+        """A stored step. Raises OSError or ValueError for a missing or damaged one."""
 
     def cut(self, version: int) -> None:
         """Forget steps beyond a version."""
 
 
 class SparseDownlink(Downlink):
-    """The updates that each client's replica has missed, or the whole model where that is smaller.
+    """Sends the updates that each client's replica has missed, or a smaller whole model.
 
-    ``clients_per_round`` of ``clients`` are selected in each round, so a replica is of use again
-    after ``gap`` rounds.
     Guarantee: the server's own model takes exactly the values that it sends, as decoded.
+
+    codec: of the updates.
+    gap: mean number of rounds between two selections of a client.
+    store: keeps steps for the next process of a run.
+    version: of the server's model.
+    steps: encoded steps from ``first`` to ``version``.
+    held: version by client, or NOWHERE; a client that is not there holds version 0.
+    typical: bytes of the last step.
     """
 
     def __init__(
@@ -87,7 +92,6 @@ class SparseDownlink(Downlink):
         self.version = 0
         self.steps: deque[bytes] = deque()
         self.held: dict[int, int] = {}
-        """Of clients that do not hold version 0: the version, or NOWHERE."""
         self.typical = 0
         self._leaves: dict[int, int | None] = {}
         self._digest: tuple[int, bytes] | None = None
@@ -100,7 +104,7 @@ class SparseDownlink(Downlink):
     def _records(
         self, selected: Sequence[int], frame: Frame, framed: Collection[int], lost: Collection[int]
     ) -> Mapping[int, Records]:
-        """Clients at the same version share their records."""
+        """The records of each client; clients at the same version share them."""
         for client in lost:
             self.held[client] = NOWHERE
             self.repairs[client] += 1
@@ -110,15 +114,18 @@ class SparseDownlink(Downlink):
         for client, start in starts.items():
             self._leaves[client] = None if start == NOWHERE else self.version
         extra = framed_records(self.state, frame, framed)
-        alone = [client for client, start in starts.items() if start == NOWHERE or client in framed]
-        bases = self.holders.records(alone, framed)
+        # replicas derive the basis of a probe
+        underived = [
+            client for client, start in starts.items() if start == NOWHERE or client in framed
+        ]
+        bases = self.holders.records(underived, framed)
         return {
             client: by_start[start] | (extra if client in framed else {}) | bases.get(client, {})
             for client, start in starts.items()
         }
 
     def confirm(self, partitions: Collection[int]) -> None:
-        """These clients hold what they were sent."""
+        """Note that these clients hold the announced model, which their replies show."""
         self.holders.confirm([client for client in partitions if self._leaves.get(client) is None])
         for client in partitions:
             version = self._leaves.get(client)
@@ -126,10 +133,10 @@ class SparseDownlink(Downlink):
                 self.held[client] = version
 
     def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
-        """Encode the sum, decode it, apply that; remember the step.
+        """Encode the sum, apply its decoded values, and remember the step.
 
-        Values that no codec can hold (from a client without a clip) are applied as they are. All
-        replicas are then outdated, and clients get whole models.
+        Values that the codec cannot encode (from a client without a clip) are applied as they are.
+        Then all replicas are outdated, and clients get whole models.
         """
         if updates:
             total = aggregate(updates)
@@ -152,13 +159,13 @@ class SparseDownlink(Downlink):
         self.state.finish_round(frame, [])
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
-        """Prune, and remember which weights were kept: a bit each."""
+        """Prune, and remember the kept weights as a step, a bit each."""
         before = prunable(trainable(self.state.model))
         super().prune(frame, updates, num_examples=num_examples)
         self._append(encode_pruning(before, self.state), frame)
 
     def state_dict(self) -> dict[str, Any]:
-        """Versions and who holds which; the steps are in the store."""
+        """The versions of server and clients; the steps are in the store."""
         return {
             "version": self.version,
             "first": self.first,
@@ -169,9 +176,7 @@ class SparseDownlink(Downlink):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; the whole model replaces steps that the store has lost, and the steps before
-        them.
-        """
+        """Continue from ``state_dict``; steps before one that the store has lost are forgotten."""
         self.version, self.typical = state["version"], state["typical"]
         self.held, self._digest = dict(state["held"]), None
         super().load_state_dict(state)
@@ -184,6 +189,7 @@ class SparseDownlink(Downlink):
                 break
 
     def _append(self, step: Step | None, frame: Frame) -> None:
+        """Remember a step, and forget old ones; None: only a whole model leads to this version."""
         self.version += 1
         if step is None:
             self.steps.clear()
@@ -193,25 +199,24 @@ class SparseDownlink(Downlink):
         self.store.save(self.version, self.steps[-1])
         while self._missed_bytes(self.first) > self._whole_bytes(frame):
             self.steps.popleft()
-        if self.first:  # who holds an older version is as one that holds none
+        if self.first:  # an older version is of no use: such clients count as at version 0
             self.held = {
                 client: version for client, version in self.held.items() if version >= self.first
             }
 
     def _start(self, client: int, frame: Frame, pays: bool) -> int:
-        """The version that a client's message starts from: its own, the newest (whole model), or
-        NOWHERE.
-        """
+        """The start of a client's message: the version of its replica, WHOLE_MODEL or NOWHERE."""
         base = self.held.get(client, 0)
         if base >= self.first and self._missed_bytes(base) <= self._whole_bytes(frame):
             return base
-        return WHOLE if pays and self.repairs[client] <= REPAIRS_ALLOWED else NOWHERE
+        return WHOLE_MODEL if pays and self.repairs[client] <= REPAIRS_ALLOWED else NOWHERE
 
     def _from(self, start: int, frame: Frame) -> Records:
+        """The records of a message with this start."""
         if start >= 0:
             return catch_up(self._reference(start), list(self.steps)[start - self.first :])
         weights = flat_record(self.state.weights)
-        if start == WHOLE:
+        if start == WHOLE_MODEL:
             return whole(self._reference(self.version), weights, extra_vectors(self.state))
         records = whole(self._reference(NOWHERE), weights, {})
         return records | ({"kept": kept_record(frame)} if has_ranked_mask(self.state) else {})
@@ -222,24 +227,26 @@ class SparseDownlink(Downlink):
         return Reference(version=self.version, base=base, digest=self._digest[1])
 
     def _missed_bytes(self, base: int) -> int:
+        """Bytes of the steps from a version on."""
         return sum(len(step) for step in list(self.steps)[base - self.first :])
 
     def _whole_bytes(self, frame: Frame) -> int:
-        """Bytes of the model for one round: what full downlink sends to a client that was not there
-        before.
-        """
+        """Bytes of the whole model for a new client: weights, basis and kept positions."""
         bitmap = -(-frame.size // 8) if has_ranked_mask(self.state) else 0
         return 4 * (frame.dense_size + self.holders.missed_numbers) + bitmap
 
     def _pays(self, frame: Frame) -> bool:
-        """Whether to send with a whole model the state that a replica continues from.
+        """Whether a whole model is sent with the state of a replica.
 
-        It costs bytes now and saves whole models later: worth it if it pays before the last round.
+        The state costs s bytes once. Each of the k later selections of the client then needs about
+        ``gap`` steps in place of a whole model of w bytes: it pays if k (w - gap step) > s. It also
+        pays if weights and state are not larger than w.
         """
-        state_bytes = sum(v.numel() * v.element_size() for v in extra_vectors(self.state).values())
-        once = self._whole_bytes(frame)
-        later = (self.state.schedule.rounds - self.state.round - 1) / self.gap
+        vectors = extra_vectors(self.state).values()
+        state_bytes = sum(vector.numel() * vector.element_size() for vector in vectors)
+        whole_bytes = self._whole_bytes(frame)
+        selections = (self.state.schedule.rounds - self.state.round - 1) / self.gap
         return (
-            4 * frame.dense_size + state_bytes <= once
-            or later * (once - self.gap * self.typical) > state_bytes
+            4 * frame.dense_size + state_bytes <= whole_bytes
+            or selections * (whole_bytes - self.gap * self.typical) > state_bytes
         )

@@ -18,17 +18,19 @@ from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.strategies.protocol.wire import STAGE as TERMS
 
 MESSAGE = "secure sum message"
+"""Name of the record with the protocol's message."""
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``,
-    ``bits``: see ``Terms``.
+    """One message of the server. Other fields are as in ``Terms``.
 
-    ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend
-    on it, and a client adds no other: each ledger counts on the noise of the others, who could be
-    told a smaller clip, or less noise.
+    name: of the stage.
+    noise: standard deviation of one client's share of the noise, in units of the values. All keys
+        depend on it, and a client adds no other noise, because each ledger counts on the noise of
+        the other clients.
+    message: of the protocol.
     """
 
     name: str
@@ -96,18 +98,20 @@ def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
     noise = record["noise"]
     if type(noise) is not float or not 0 < noise < math.inf:
         raise ValueError(f"expected a finite noise > 0, got {noise!r}")
-    numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
+    numbers = {
+        key: read_integer(record[key], key) for key in ("round", "attempt", "length", "bits")
+    }
     return Stage(
         name=str(name),
         run=run,
-        clients=tuple(_whole(client, "client") for client in clients),
+        clients=tuple(read_integer(client, "client") for client in clients),
         message=message,
         noise=noise,
         **numbers,
     )
 
 
-def _whole(value: object, name: str) -> int:
+def read_integer(value: object, name: str) -> int:
     if type(value) is not int:
         raise ValueError(f"expected a whole number {name}, got {value!r}")
     return value
@@ -118,9 +122,7 @@ Ask = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]
 
 
 def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, bytes] | GivenUp:
-    """Keys and shares of these clients; returns the message of stage "masked" for those that are
-    still there.
-    """
+    """Collect keys and shares; returns the messages of stage "masked" by remaining client."""
     sent = server.rosters(ask(KEYS, dict.fromkeys(clients, b"")).items())
     return sent if isinstance(sent, GivenUp) else server.deliveries(ask(SHARES, sent).items())
 
@@ -128,8 +130,9 @@ def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, b
 def close_sum(
     server: Server, ask: Ask, masked: Mapping[int, bytes], read: Callable[[], None] = lambda: None
 ) -> Total | GivenUp:
-    """The sum of masked values, or why there is none. ``read`` is called when the server has read
-    the values.
+    """The sum of masked values, or why there is none.
+
+    read: called when the server has read the values.
     """
     sent = server.survivors(masked.items())
     read()

@@ -1,18 +1,16 @@
-"""Exchanges of which one sum goes on: a secure sum of the clients', or that of a trusted server,
-which adds the noise.
+"""Exchanges whose result is one sum: a secure sum, or the noisy sum of a trusted server.
 
 A secure sum has five stages, after which the server knows the clients' sum alone.
-    begin      "keys" and "shares" are asked for; the announcements that it returns are stage
-               "masked"
-    collect    the masked values are added, and "agree" and "unmask" are asked for
-A client that is silent, or whose message is refused, has dropped out; in a simulated federation so
-has one that leaves after "shares", or whose masked values are late. With too few of them the round
-is given up: nothing is revealed, and who sent masked values stays charged.
+    begin      asks for "keys" and "shares"; returns the announcements, which are stage "masked"
+    collect    adds the masked values, and asks for "agree" and "unmask"
+A client that is silent, or whose message is refused, has dropped out. In a simulated federation so
+has one that leaves after "shares", or whose masked values are late. With too few clients the round
+is given up: nothing is revealed, and clients that sent masked values stay charged.
 
-A trusted server draws the clients, is charged, clips, sums, adds noise. Order, which the privacy
-claim rests on: the ledger is charged and on disk, the clients are drawn, their updates arrive, and
-only the noisy sum goes on. Who took part, and how many, is known to the server alone: the report
-that leaves here (``end``) does not contain it, and neither does an error.
+A trusted server draws the clients, is charged, clips, sums, adds noise. The privacy claim rests on
+this order: the ledger is charged and on disk, the clients are drawn, their updates arrive, and only
+the noisy sum is used. The server alone knows who took part, and how many: neither the report of
+``end`` nor an error contains it.
 """
 
 import hashlib
@@ -46,14 +44,12 @@ from fedlsg.strategies.protocol.stages import (
 from fedlsg.strategies.protocol.wire import TOO_SLOW
 from fedlsg.training.client_level import ServerNoise, release_round, sum_mechanism
 
-ALTERED = re.compile(r"shares of client (\d+) for client \d+: altered")
-"""What a client says that cannot open the shares of a neighbour."""
+ALTERED_SHARES = re.compile(r"shares of client (\d+) for client \d+: altered")
+"""The message of a client that cannot open the shares of a neighbour, whose number it names."""
 
 
 class SecureExchange(Exchange):
-    """What is sent and received in the current round; an attempt at a secure sum each time that it
-    is sent.
-    """
+    """An exchange whose result is a secure sum; each time that the round is sent is an attempt."""
 
     _server: Server
     _stage: Stage
@@ -70,28 +66,27 @@ class SecureExchange(Exchange):
 
     @property
     def _left_out(self) -> dict[int, str]:
-        """Clients whose shares made an attempt fail: from then on they count as dropped out. A
-        checkpoint has them.
+        """By client, why its shares made an attempt fail; it counts as dropped out from then on.
+
+        A checkpoint has them.
         """
         return self.clock.health.left_out
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
-        """Keys and shares of the selected clients; then the announcements for those that are still
-        there.
-        """
+        """Collect keys and shares; returns announcements for clients that are still there."""
         self._open(plan, selected)
         self._start_attempt(plan, selected)
         self.report.rejected |= {
             client: why for client, why in self._left_out.items() if client in selected
         }
-        asked = [client for client in selected if client not in self._left_out]
-        sent = open_sum(self._server, self._ask, asked)
-        self._explain(sent, selected)
-        self._deliveries = {} if isinstance(sent, GivenUp) else sent
+        present = [client for client in selected if client not in self._left_out]
+        deliveries = open_sum(self._server, self._ask, present)
+        self._explain(deliveries, selected)
+        self._deliveries = {} if isinstance(deliveries, GivenUp) else deliveries
         return self._announce_to(sorted(self._deliveries))
 
     def collect(self, replies: Iterable[Message]) -> Received:
-        """The clients' sum, or nothing where the round is given up."""
+        """The clients' sum; nothing if the round is given up."""
         if not self._deliveries:
             return Received()
         masked: dict[int, bytes] = self._in_time(self._collect(replies))
@@ -106,14 +101,12 @@ class SecureExchange(Exchange):
         return self._received(outcome) if isinstance(outcome, Total) else Received()
 
     def _leave_out_accused(self) -> None:
-        """Who dealt shares that more clients than may collude cannot open made them drop out, and
-        does so no more.
-        """
-        by = defaultdict[int, set[int]](set)
+        """Leave out clients whose shares more clients than may collude cannot open."""
+        accusers = defaultdict[int, set[int]](set)
         for client, why in self.report.rejected.items():
-            if match := ALTERED.search(why):
-                by[int(match[1])].add(client)
-        for dealer, clients in by.items():
+            if match := ALTERED_SHARES.search(why):
+                accusers[int(match[1])].add(client)
+        for dealer, clients in accusers.items():
             if dealer in self._stage.clients and len(clients - {dealer}) > self._sums.colluders:
                 self._leave_out(dealer, f"clients {sorted(clients)} cannot open its shares")
 
@@ -123,28 +116,27 @@ class SecureExchange(Exchange):
 
     @property
     def follows_health(self) -> bool:
-        """Never: a client takes part in no sum but that of the clients which the public schedule
-        selects.
-        """
+        """False: the public schedule alone selects the clients of a sum."""
         return False
 
     @property
     def replaces(self) -> bool:
-        """Never: the clients of a sum agree on keys first, and one that is lost is a dropout of the
-        sum.
-        """
+        """False: clients of a sum agree on keys first; a lost one is a dropout of the sum."""
         return False
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether replies were lost before anybody was asked for values: later, a client whose
-        reply is lost may have been charged, and another attempt would charge it once more.
+        """Whether replies were lost before any client was asked for values.
+
+        Later, a client whose reply is lost may have been charged, and another attempt would charge
+        it once more.
         """
         return super().worth_repeating and not self._deliveries
 
     def _received(self, total: Total) -> Received:
-        """The sum in the units of the values. A client whose masked values came is in it, also if
-        it was silent afterwards.
+        """The sum in the units of the values, of all clients whose masked values came.
+
+        That includes clients that were silent afterwards.
         """
         clients = sorted(total.survivors)
         for client in clients:
@@ -211,8 +203,9 @@ class SecureExchange(Exchange):
     def _announce_to(
         self, clients: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
-        """As in ``Exchange``, as stage "masked". A client that has dropped out in an earlier stage
-        gets nothing more in this attempt.
+        """Announcements as in ``Exchange``, as stage "masked".
+
+        A client that has dropped out in an earlier stage gets no further message in this attempt.
         """
         there = [client for client in clients if client in self._deliveries]
         messages = super()._announce_to(there, framed, lost)
@@ -232,9 +225,7 @@ class SecureExchange(Exchange):
         return self.expectations.payload(reply, self.report)
 
     def _explain(self, outcome: object, clients: Iterable[int]) -> None:
-        """Enter into the report whom the protocol refused, and why these clients worked for
-        nothing.
-        """
+        """Enter into the report whom the protocol refused, and why a round was given up."""
         for client, why in self._server.refused.items():
             if client not in self.report.rejected:
                 self.report.rejected[client] = why
@@ -248,43 +239,38 @@ class SecureExchange(Exchange):
 
 
 class ServerNoiseExchange(Exchange):
-    """An exchange whose one update is the noisy sum of what arrived."""
+    """An exchange whose one update is the noisy sum of the clients' updates."""
 
     _clip_norm: float | None = None
 
     def select(self, plan: RoundPlan) -> list[int]:
-        """A Poisson sample of the clients, drawn after the charge, without those who are away; it
-        may be empty.
+        """A Poisson sample of the clients, drawn after the charge, without those who are away.
 
-        Raises BudgetError if the round would pass the budget, LedgerError if it cannot be charged:
-        nothing is drawn.
+        It may be empty. Raises BudgetError if the round would pass the budget, LedgerError if it
+        cannot be charged: nothing is drawn.
         """
         assert plan.unit.whole
         self._charge(plan)
         clients, rate = len(self.expectations.settings.terms), plan.unit.sample_rate
-        drawn = poisson_batch(clients, rate, self._noise.stream("clients", plan.round)).tolist()
-        there = set(self.clock.select(plan.round))
-        return [client for client in drawn if client in there]
+        sample = poisson_batch(clients, rate, self._noise.stream("clients", plan.round)).tolist()
+        present = set(self.clock.select(plan.round))
+        return [client for client in sample if client in present]
 
     @property
     def follows_health(self) -> bool:
-        """Never: epsilon counts on a draw that nothing but chance decides, and no file may say who
-        was drawn.
-        """
+        """False: epsilon needs a draw by chance alone, and no file may say who was drawn."""
         return False
 
     @property
     def worth_repeating(self) -> bool:
-        """Never: a round without a reply is a sum of noise, as any other. Repeated, it would tell
-        who was drawn.
-        """
+        """False: a round without replies is a sum of noise; a repetition shows who was drawn."""
         return False
 
     def collect(self, replies: Iterable[Message]) -> Received:
         """The noisy sum; also of a round in which no client was drawn, or none answered.
 
-        Raises RuntimeError where a reply did not come in time: one slow client may have kept others
-        waiting, and would decide whether they count. Nothing of the round is released then; it
+        Raises RuntimeError if a reply did not come in time: one slow client may have kept others
+        waiting, and would decide whether they count. Then nothing of the round is released, and it
         stays charged.
         """
         received, plan, noise = super().collect(replies), self.plan, self._noise
@@ -304,19 +290,20 @@ class ServerNoiseExchange(Exchange):
         )
         self._clip_norm = None if noise.adaptive is None else clip_norm
         self.report.total = total
-        self.report.payloads.clear()  # without noise: they are kept nowhere
+        self.report.payloads.clear()  # they have no noise: nothing may keep them
         std = sum_mechanism(plan.mechanism, noise.adaptive).noise_std
         return replace(received, updates=[total], noise_std=std)
 
     def end(self, clients: Collection[int]) -> RoundReport:
-        """The plan and what was released of the round. Clients, messages, bytes, reasons and times
-        stay here.
+        """A report of the plan and the released sum alone.
+
+        Clients, messages, bytes, reasons and times would show who was drawn.
         """
         whole = super().end(clients)
         return RoundReport(round=whole.round, asked=(), plan=whole.plan, total=whole.total)
 
     def finish(self) -> None:
-        """The clip norm of the next round, in the public state, once the sum is applied."""
+        """Put the clip norm of the next round into the public state, after the sum is applied."""
         self.expectations.state.clip_norm = self._clip_norm
 
     @property
@@ -328,24 +315,24 @@ class ServerNoiseExchange(Exchange):
     def _charge(self, plan: RoundPlan) -> None:
         noise = self._noise
         assert plan.unit.whole
-        # the multiplier is the same at any C, to the bit
-        first = self.expectations.state.method.mechanism
+        # by the method's own mechanism: its multiplier is the same at any clip norm, bit by bit
+        mechanism = self.expectations.state.method.mechanism
         entry = Entry(
             client=SERVER,
             round=plan.round,
             attempt=noise.ledger.next_attempt(plan.round),
             steps=1,
             sample_rate=plan.unit.sample_rate,
-            noise_multiplier=first.effective_noise_multiplier(len(plan.frame.blocks)),
+            noise_multiplier=mechanism.effective_noise_multiplier(len(plan.frame.blocks)),
             clip_norm=plan.mechanism.clip_norm,
             num_examples=len(self.expectations.settings.terms),
             mechanism=plan.mechanism.kind,
             reproducible=noise.reproducible,
             unit=plan.unit.name,
         )
-        known = noise.ledger.of_round(plan.round)
+        earlier = noise.ledger.of_round(plan.round)
         if noise.reproducible and any(
-            replace(one, attempt=entry.attempt) == entry for one in known
+            replace(each, attempt=entry.attempt) == entry for each in earlier
         ):
-            return  # the same bits again, the same release
+            return  # the release is the same, bit by bit, and was charged
         noise.ledger.charge(entry, within=None if noise.reproducible else noise.budget)

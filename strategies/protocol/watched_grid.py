@@ -1,16 +1,14 @@
-"""The grid of a deployment: it waits for no node that cannot reply any more, and no node's reply is
-another's trouble.
+"""The grid of a deployment: it does not wait for lost nodes, and a bad reply harms no other.
 
 Flower reports a node that has left, but not one that was killed and returned under its own key
-within a minute. Flower never delivers again a message that the killed process had taken, and the
+within a minute. Flower does not deliver again a message that the killed process had taken, and the
 server would wait until its timeout. Such a node has a new time of activation. This grid answers its
 open messages with an error, as Flower does for a node that has left.
 
 A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never
-uploads, objects other than messages. Flower's grid pulls all replies at once, waits for the objects
-of each for up to two hours, and raises where one cannot be read: all of them are lost then, and the
-run ends. A few threads pull here, one by one, so that a reply whose objects are late, or never
-come, keeps no other waiting.
+uploads, objects other than messages. Flower's grid pulls all replies at once, waits up to two hours
+for the objects of each, and raises for an unreadable one: then all are lost, and the run ends. Here
+a few threads pull replies one by one, so that a late or incomplete reply delays no other.
 """
 
 import copy
@@ -34,7 +32,7 @@ from fedlsg.strategies.protocol.wire import FAILED, TOO_SLOW, is_reply_to
 
 
 class WrappedGrid(Grid):
-    """``inner`` under another type."""
+    """A grid that passes every call to ``inner``."""
 
     def __init__(self, inner: Grid) -> None:
         self.inner = inner
@@ -79,23 +77,28 @@ NODE_GONE = frozenset(
     }
 )
 """Flower's error codes for a message, a reply or a node that does not exist any more."""
-POLL_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
+POLL_SECONDS = 1.0
+"""Pause between two looks for replies."""
+PATIENCE_SECONDS = 5.0
+"""Time of one look at most."""
 
 
-class Deployed(Protocol):
-    """Only the grid of a deployment has this: when each connected node was last activated."""
+class DeployedGrid(Protocol):
+    """The part of Flower's grid that only a deployment has."""
 
-    def get_nodes(self) -> Iterable[Any]: ...
+    def get_nodes(self) -> Iterable[Any]:
+        """The connected nodes, each with the time of its last activation."""
 
 
 class WatchedGrid(WrappedGrid):
-    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has
-    left.
+    """A Flower grid with ``get_nodes``, in which a restarted node counts as one that has left.
 
-    It waits for each node for ``client_timeout`` seconds, and sends nothing to a node that still
-    owes a reply to an earlier training message: it would train for a round that is over.
-    ``returned`` is called with a node whose reply came too late. ``largest``: bytes of a reply. All
-    but ``send_and_receive`` is the inner grid's.
+    It sends no training message to a node that still owes a reply to an earlier one.
+
+    inner: the grid; all but ``send_and_receive`` is its own.
+    client_timeout: seconds of training of one node at most.
+    returned: called with a node whose reply came too late.
+    largest: bytes of a reply at most.
     """
 
     def __init__(
@@ -115,8 +118,9 @@ class WatchedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies until all are there or the time is over; an error for each node that
-        restarted or is too slow.
+        """The replies until all are there or the time is over.
+
+        A node that restarted, is too slow or still works on an earlier round gives an error.
         """
         before = self._activations()
         self._take_late(before)
@@ -125,13 +129,15 @@ class WatchedGrid(WrappedGrid):
         sent = [
             message
             for message in asked
-            if not (_trains(message) and message.metadata.dst_node_id in busy)
+            if not (is_training(message) and message.metadata.dst_node_id in busy)
         ]
         names = list(self.inner.push_messages(sent)) if sent else []
         replies = [
-            too_slow(m, "it still works on an earlier round") for m in asked if m not in sent
+            too_slow(message, "it still works on an earlier round")
+            for message in asked
+            if message not in sent
         ]
-        open_ = {
+        waiting = {
             name: message for name, message in zip(names, sent, strict=False) if name is not None
         }
         began = time.monotonic()
@@ -141,21 +147,21 @@ class WatchedGrid(WrappedGrid):
         replies += [
             lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None
         ]
-        while open_ and (deadline is None or time.monotonic() < deadline):
-            for name, reply in self._pulled(open_):
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            for name, reply in self._pulled(waiting):
                 replies.append(reply)
-                open_.pop(name, None)
+                waiting.pop(name, None)
             now = self._activations()
-            for name, message in list(open_.items()):
+            for name, message in list(waiting.items()):
                 if _restarted(message, before, now):
-                    replies.append(lost_reply(open_.pop(name)))
-                elif _trains(message) and self.client_timeout < time.monotonic() - began:
-                    self._owed[name] = open_.pop(name)
+                    replies.append(lost_reply(waiting.pop(name)))
+                elif is_training(message) and self.client_timeout < time.monotonic() - began:
+                    self._owed[name] = waiting.pop(name)
                     why = f"no reply within client_timeout, {self.client_timeout:g} s"
                     replies.append(too_slow(message, why))
-            if open_:
+            if waiting:
                 time.sleep(POLL_SECONDS)
-        self._owed |= {name: message for name, message in open_.items() if _trains(message)}
+        self._owed |= {name: message for name, message in waiting.items() if is_training(message)}
         return replies
 
     @property
@@ -163,13 +169,11 @@ class WatchedGrid(WrappedGrid):
         """Nodes that may still train for a round that is over."""
         return {message.metadata.dst_node_id for message in self._owed.values()}
 
-    def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
-        """The replies that are there, each by the name of its message. Late ones are thrown
-        away.
-        """
-        awaited = self._owed | dict(open_)
+    def _pulled(self, waiting: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
+        """The replies to open messages that are there, with message ids; late ones are dropped."""
+        awaited = self._owed | dict(waiting)
         for name, reply in self._pullers.pull(awaited, self.largest, PATIENCE_SECONDS):
-            if name in open_:
+            if name in waiting:
                 yield name, reply
                 continue
             message = self._owed.pop(name)
@@ -183,8 +187,7 @@ class WatchedGrid(WrappedGrid):
 
     def _take_late(self, now: Mapping[int, str]) -> None:
         """Take late replies; their nodes, and those that restarted, owe nothing any more."""
-        for _ in self._pulled({}):
-            pass
+        list(self._pulled({}))  # all of them are late
         for name, message in list(self._owed.items()):
             if _restarted(message, self._known, now):
                 del self._owed[name]
@@ -193,11 +196,12 @@ class WatchedGrid(WrappedGrid):
     def _activations(self) -> Mapping[int, str]:
         """When each connected node was last activated."""
         return {
-            node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()
+            node.node_id: node.last_activated_at
+            for node in cast(DeployedGrid, self.inner).get_nodes()
         }
 
 
-def _trains(message: Message) -> bool:
+def is_training(message: Message) -> bool:
     return message.metadata.message_type == MessageType.TRAIN
 
 
@@ -220,18 +224,21 @@ def lost_reply(message: Message) -> Message:
 
 
 PULL_SECONDS = 120.0
-"""For one reply, once it is announced."""
+"""Time for the parts of one announced reply."""
 PULLED_BYTES = 2**30
-"""Of one reply, until the run's model is known."""
-WORKERS = 4
+"""Bytes of one reply at most, until the run's model is known."""
+PULL_THREADS = 4
 PULL_PATHS = ("/pull-messages", "/pull-object")
+"""Ends of the URLs whose answers are limited."""
 
 
 class Limits:
-    """What one reply may still bring, and until when: compared with the length that the SuperLink
-    announces.
+    """Limits of bytes and time for one reply, compared with the length that the SuperLink names.
 
-    Nothing of a longer answer is received. Without effect on a grid that speaks no HTTP.
+    Nothing of a longer answer is received. Without effect on a grid without HTTP.
+
+    left: bytes that the reply may still have.
+    until: end of its time, by ``time.monotonic``.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -242,7 +249,7 @@ class Limits:
 
     @contextmanager
     def of_one(self, largest: int) -> Iterator[None]:
-        """Apply to what is pulled inside."""
+        """Inside, the limits apply to what is pulled."""
         self.left, self.until = largest, time.monotonic() + PULL_SECONDS
         try:
             yield
@@ -260,22 +267,24 @@ class Limits:
 
 
 class Pullers:
-    """Threads that pull replies over HTTP, each with a connection of its own; another grid is asked
-    without threads.
+    """Threads that pull replies over HTTP, each with a connection of its own.
+
+    A grid without HTTP is asked without threads.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._own = grid, threading.local()
-        self._threads = ThreadPoolExecutor(WORKERS) if hasattr(grid, "_runtime_client") else None
+        self._threads = (
+            ThreadPoolExecutor(PULL_THREADS) if hasattr(grid, "_runtime_client") else None
+        )
         self._running: dict[str, Future[list[Message]]] = {}
 
     def pull(
         self, messages: dict[str, Message], largest: int, patience: float
     ) -> Iterable[tuple[str, Message]]:
-        """The replies to these messages that are there within a few seconds, each by the name of
-        what it answers.
+        """The complete replies to these messages after ``patience`` seconds, with message ids.
 
-        What is not complete by then is among those of a later call.
+        Other replies are among those of a later call.
         """
         if self._threads is None:
             pulled = {
@@ -304,15 +313,16 @@ class Pullers:
 
 
 def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
-    """The reply to one message if it is there, an error in its place if it is no reply to it.
+    """The reply to one message in a list, empty if it is not there.
 
-    Raises whatever the SuperLink itself raises, when it does not answer.
+    An unreadable or foreign reply becomes an error. Raises the errors of a SuperLink that does not
+    answer at all.
     """
     try:
         replies = list(grid.pull_messages([name]))
     except Exception as error:
         why = reason_of(error)
-        list(grid.get_node_ids())  # raises, too, where it is not the reply that fails
+        list(grid.get_node_ids())  # raises if the SuperLink fails, and not the reply
         return [unreadable(message, why)]
     return [
         reply if is_reply_to(reply, name, message) else unreadable(message, "another message's")

@@ -35,24 +35,34 @@ from fedlsg.frame import Coordinates, Frame, Keep
 from fedlsg.strategies.protocol.proofs import CODE, code_record
 
 LEAST_EPSILON, MOST_EPSILON, LEAST_DELTA = 0.01, 100.0, 1e-20
-"""Of one client's own: no noise can be planned for a huge epsilon, or for an epsilon or a delta of
-nearly 0, and one liar would end the plan of all.
+"""Ranges of the budget that a client may declare. No noise can be planned for a huge epsilon, or
+for an epsilon or a delta near 0, so that one false declaration would end the plan of all.
 """
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
     1001, 1007
 )
 WORKER_DIED, DISK_FULL, TOO_SLOW, REFUSED_RUN = range(1007, 1011)
-"""Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason.
-TOO_SLOW: stopped at its own limit, or still at work on an earlier round: not waited for.
-REFUSED_RUN: the run's settings are weaker than the client's terms; time changes neither.
+"""Error codes of fedlsg's clients; Flower's own are below 1000.
+
+FAILED           any other error
+FRAME_DIFFERS    the client derives another frame
+OVER_BUDGET      the round would pass the client's budget
+REPLICA_MISSING  the client has no replica of the model
+REPLICA_DIFFERS  its replica has other weights
+REFUSED_TERMS    the round is not what the client agreed to
+WORKER_DIED      the process of a simulated client ended
+DISK_FULL        the reason is the file
+TOO_SLOW         the client stopped at its own limit, or still works on an earlier round
+REFUSED_RUN      the run's settings are weaker than the client's terms, at any time
 """
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+"""Errors after which a client gets the whole model."""
 STAGE = "secure sum"
-"""The record of a message that is part of a secure sum, see ``stages``."""
+"""Name of the record in a message of a secure sum, see ``stages``."""
 NO_REASON = "a client failed, and only its own log says why"
 """The reason of every failure near private data: always the same text."""
 IN_RUN_LOG = "a client failed, and run.log in the run directory says why"
-"""The same where the log of a simulated client is that of the run."""
+"""The same reason in a simulation, in which the run has the client's log."""
 LOST = (
     WORKER_DIED,
     ErrorCode.UNKNOWN,
@@ -66,12 +76,19 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What the server announces about a round, in addition to the weights. No field has a default,
-    so that no value can be forgotten.
+    """The announcement of a round, in addition to the weights.
 
-    ``updates``: server updates so far.
-    ``isolation``: the level at which all clients run the code of the model.
-    ``features``: digest of the filters and axes that inputs become features with; empty without.
+    No field has a default, so that no value can be forgotten.
+
+    round: its number.
+    updates: server updates so far.
+    frame_digest: of the frame that the client must derive.
+    sample_rate: q of the client.
+    noise_multiplier: of the client.
+    expected_batch: the common divisor of a client's sum.
+    run_dir: of the run; empty for a deployed client.
+    isolation: the level at which all clients run the code of the model.
+    features: digest of the filters and axes that inputs become features with; empty without.
     """
 
     round: int
@@ -86,7 +103,7 @@ class Announcement:
 
     @property
     def common(self) -> "Announcement":
-        """What is equal for all clients: without the terms of one."""
+        """The announcement without the terms of one client: equal for all."""
         return replace(self, sample_rate=0.0, noise_multiplier=0.0)
 
 
@@ -97,7 +114,7 @@ def announced_to(
 ) -> RecordDict:
     """One client's message: records that all clients share, without a copy, and its own terms.
 
-    ``known``: records of terms, which clients of equal terms share, too.
+    known: records of terms, which clients of equal terms share; the function adds to it.
     """
     known = {} if known is None else known
     if announced not in known:
@@ -127,7 +144,8 @@ def kept_record(ranked: Frame) -> ArrayRecord:
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:
     """Kept positions, ascending, from a bitmap over ``size`` coordinates; None without one.
-    ValueError for another.
+
+    Raises ValueError for a bitmap of another size.
     """
     record = arrays_in(content, "kept")
     if record is None:
@@ -154,7 +172,7 @@ _VALUES = itemgetter(*_ANNOUNCED)
 
 @lru_cache(maxsize=16, typed=True)  # by its arguments alone: never stale
 def _announcement(*values: Any) -> Announcement:
-    """Cached: clients of equal terms read the same one, several times each."""
+    """An announcement; cached, because clients of equal terms read the same one several times."""
     return Announcement(**dict(zip(_ANNOUNCED, values, strict=True)))
 
 
@@ -176,8 +194,9 @@ def _weights(content: RecordDict) -> Array:
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
-    """The frame that came with a train message, or None; ``derived`` gives names and shapes, which
-    are public.
+    """The frame of a train message; None without one.
+
+    derived: a frame with the names and shapes, which are public.
     """
     record = arrays_in(content, "frame")
     if record is None:
@@ -204,14 +223,14 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
     return Frame(coordinates=coordinates, blocks=tuple(blocks), personal=derived.personal)
 
 
-def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
-    return replace(c, L=next(tensors).to(c.L), R=next(tensors).to(c.R))
+def _received(coordinates: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
+    """The coordinates with the next two tensors as L and R."""
+    L, R = next(tensors), next(tensors)
+    return replace(coordinates, L=L.to(coordinates.L), R=R.to(coordinates.R))
 
 
 def stage_of(content: RecordDict) -> str | None:
-    """The name of the stage of a secure sum that a message is of, None without one; "" if the terms
-    name none.
-    """
+    """The stage of a secure sum in a message; None for other messages, "" for an unnamed stage."""
     record = config_in(content, STAGE)
     return None if record is None else str(record.get("stage", ""))
 
@@ -233,8 +252,9 @@ def read_update(content: RecordDict) -> bytes:
 
 
 def is_reply_to(reply: Message, name: str, message: Message) -> bool:
-    """Whether it is the reply to ``message``, whose name is ``name``: who replies writes the
-    metadata of the reply.
+    """Whether a reply belongs to ``message``, whose id is ``name``.
+
+    Both ids are compared, because the sender writes the metadata of a reply.
     """
     sent_by = reply.metadata.src_node_id
     return reply.metadata.reply_to_message_id == name and (
@@ -251,11 +271,16 @@ def identity(
     most: tuple[float, float] = (0.0, 0.0),
     local: bool = True,
 ) -> RecordDict:
-    """Content of a reply to the one query: partition, declared N_k, and the code that this client
-    runs. ``epsilon``, ``delta``: what it may spend in a run; 0 where that is the run's word.
-    ``most``: epsilon and delta that its data may spend over all runs; 0 without such a limit.
+    """Content of a reply to the query for a client's identity, with the code that it runs.
+
+    partition: which client it is.
+    num_examples: N_k.
+    epsilon: that it may spend in a run; 0: as the run says.
+    delta: likewise.
+    most: (epsilon, delta) that its data may spend over all runs; 0 without such a limit.
+    local: whether the reply stays on this machine, so that it may name a folder.
     """
-    known = ConfigRecord(
+    record = ConfigRecord(
         {
             "partition": partition,
             "num-examples": num_examples,
@@ -265,12 +290,13 @@ def identity(
             "delta-max": float(most[1]),
         }
     )
-    return RecordDict({"identity": known, CODE: code_record(local=local)})
+    return RecordDict({"identity": record, CODE: code_record(local=local)})
 
 
 def read_identity(content: RecordDict) -> tuple[int, int, tuple[float, float]]:
-    """Partition, declared N_k, and its own epsilon and delta. ValueError, which quotes nothing,
-    for anything that is not an identity.
+    """Partition, N_k, and (epsilon, delta) of an identity.
+
+    Raises ValueError, which quotes nothing, for anything else.
     """
     record: Mapping[str, object] = content.config_records.get("identity", {})
     partition, num_examples = record.get("partition"), record.get("num-examples")
@@ -294,8 +320,9 @@ def read_identity(content: RecordDict) -> tuple[int, int, tuple[float, float]]:
 
 
 def read_most(content: RecordDict) -> tuple[float, float] | None:
-    """Epsilon and delta that a client's data may spend over all runs; None where it says none.
-    ValueError, which quotes nothing, for what are no such numbers.
+    """(epsilon, delta) that a client's data may spend over all runs; None without such a limit.
+
+    Raises ValueError, which quotes nothing, for other numbers.
     """
     record: Mapping[str, object] = content.config_records.get("identity", {})
     epsilon, delta = record.get("epsilon-max", 0.0), record.get("delta-max", 0.0)
@@ -312,8 +339,7 @@ def read_most(content: RecordDict) -> tuple[float, float] | None:
 
 
 def failure(reason: str, code: int, message: Message) -> Message:
-    """A reply that reports an error. A client that does not reply would delay the round until its
-    timeout.
+    """A reply that reports an error; without a reply the round would wait until its timeout.
 
     ``reason`` leaves the client: it must not quote an exception that was raised near private data.
     """
@@ -321,9 +347,7 @@ def failure(reason: str, code: int, message: Message) -> Message:
 
 
 def flat_record(weights: Tensor) -> ArrayRecord:
-    """One flat float32 array: 200 small arrays would cost several times their payload in
-    headers.
-    """
+    """The weights as one flat float32 array; many small arrays would have more header than data."""
     return ArrayRecord({"flat": raw_array(weights.detach().cpu().numpy())})
 
 
@@ -335,8 +359,9 @@ def raw_array(values: np.ndarray) -> Array:
 
 
 def read_array(array: Array) -> np.ndarray:
-    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a wrong
-    length.
+    """A writable copy of an array of ``raw_array``.
+
+    Raises ValueError for another encoding, or a wrong length.
     """
     if array.stype != "raw":
         raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
@@ -350,35 +375,30 @@ def read_array(array: Array) -> np.ndarray:
 
 
 def array_bytes(records: Iterable[object]) -> int:
-    """Bytes of the arrays in records, without what else is in a message."""
-    return sum(
-        len(a.data)
-        for record in records
-        if isinstance(record, ArrayRecord)
-        for a in record.values()
-    )
+    """Bytes of the arrays in records."""
+    size = 0
+    for record in records:
+        if isinstance(record, ArrayRecord):
+            size += sum(len(array.data) for array in record.values())
+    return size
 
 
 def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
-    """A config record, None without one. ``content.config_records`` copies all records of its kind
-    at each access.
-    """
+    """A config record; None without one. (``content.config_records`` copies all at each access.)"""
     record = content[name] if name in content else None  # noqa: SIM401 ``get`` raises and catches an error
     return record if record is not None and isinstance(record, ConfigRecord) else None
 
 
 def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
-    """An array record, None without one."""
+    """An array record; None without one."""
     record = content[name] if name in content else None  # noqa: SIM401 as above
     return record if record is not None and isinstance(record, ArrayRecord) else None
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message as it arrives: a copy that shares only immutable values with it, among them the
-    data of arrays.
+    """A copy of a message as it arrives; it shares only immutable values, such as data of arrays.
 
-    Records refuse whatever cannot be serialized when it is put into them, so nothing would be lost
-    on the way.
+    Records accept serializable values alone, so that a real transport would change nothing.
     """
     if not message.has_content():
         return message_from_proto(message_to_proto(message))

@@ -1,7 +1,7 @@
 """``fedlsg audit``: tries to prove the epsilon of a run or of settings wrong.
 
-This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed
-for it, and what the auditor knows and sees. It reads a run directory and writes nothing into it.
+This file has the subject of an audit: the mechanism of a run or of settings, the epsilon that is
+claimed for it, and what the auditor knows and sees. It writes nothing into a run directory.
 
     audit_command  the command and its page
     training       the audit of whole training runs
@@ -32,53 +32,53 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Progress, silent
 from fedlsg.state import ClientTerms
 
-EXPECTED = (
+EXPECTED_NOISE = (
     "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code "
     "that the planner does not use: {reader}."
 )
-GRADIENTS = (
+"""The last sentence of a threat model."""
+CHOSEN_GRADIENTS = (
     "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, "
     "clip, sigma and q, "
 )
-UPDATES = (
+CHOSEN_UPDATES = (
     "The auditor chooses the updates of the canaries, which are clients: what their local training "
     "ends with. It knows frame, mask, clip, sigma and q, "
 )
-SUM = (
+SEEN_SUM = (
     "and sees the sum of every round that the server decodes, of the fewest clients that may be in "
     "one, less the values and the noise of those who read along. "
 )
-SECRET = "Which canaries are in, the batches and the noise are secret. "
+SECRET_OF_EXAMPLES = "Which canaries are in, the batches and the noise are secret. "
 SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "
-ELSE = "the wire, the server, and the frames of other rounds."
+OTHERS_NOT_COVERED = "the wire, the server, and the frames of other rounds."
 THREATS = {
-    (
-        "client",
-        "example",
-    ): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
-    f"backward pass, {ELSE}",
-    (
-        "aggregate",
-        "example",
-    ): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, as "
-    "an ideal secure sum would give it, less the noise of one of them, who reads along; nobody "
-    f"provides this sum. {SECRET}Not covered: the backward pass, {ELSE}",
-    (
-        "secure",
-        "example",
-    ): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
-    (
-        "secure",
-        "client",
-    ): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
-    (
-        "server",
-        "client",
-    ): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
-    "clients the server draws, and the noise, are secret. Not covered: local training, the "
-    "wire, and the frames of other rounds.",
+    ("client", "example"): (
+        f"{CHOSEN_GRADIENTS}and sees the noisy sum of every round of one client. "
+        f"{SECRET_OF_EXAMPLES}Not covered: the backward pass, {OTHERS_NOT_COVERED}"
+    ),
+    ("aggregate", "example"): (
+        f"{CHOSEN_GRADIENTS}and sees the sum of every round over the fewest clients that may be in "
+        "one, as an ideal secure sum would give it, less the noise of one of them, who reads "
+        f"along; nobody provides this sum. {SECRET_OF_EXAMPLES}Not covered: the backward pass, "
+        f"{OTHERS_NOT_COVERED}"
+    ),
+    ("secure", "example"): (
+        f"{CHOSEN_GRADIENTS}{SEEN_SUM}{SECRET_OF_EXAMPLES}Not covered: masks and keys, the "
+        f"backward pass, {OTHERS_NOT_COVERED}"
+    ),
+    ("secure", "client"): (
+        f"{CHOSEN_UPDATES}{SEEN_SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local "
+        f"training, {OTHERS_NOT_COVERED}"
+    ),
+    ("server", "client"): (
+        f"{CHOSEN_UPDATES}and sees what the server releases of every round. Which canaries are in, "
+        "which clients the server draws, and the noise, are secret. Not covered: local training, "
+        "the wire, and the frames of other rounds."
+    ),
 }
-TRAINING = (
+"""Threat models of the unit mode, by trust and unit."""
+TRAINING_THREAT = (
     "Canaries are training examples with a wrong label, or images of another kind. The auditor "
     "knows every example and the public state of every round, and sees every payload of each "
     "client as it was sent. Which canaries are in, the batches and the noise are secret."
@@ -87,11 +87,14 @@ TRAINING = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A subject with the terms of its worst client, what is stated of it, and where the claim comes
-    from.
+    """A mechanism that is audited, and the claim about it.
 
-    reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim
-    is then void.
+    subject: run or settings.
+    terms: of its worst client.
+    stated: epsilon, delta, q, steps and reader of the claim.
+    source: of the claim, in words.
+    reproducible: whether the noise can be drawn again, by the settings or an entry of a ledger;
+        the claim is then void.
     """
 
     subject: Subject
@@ -112,9 +115,7 @@ class Audited:
 
     @property
     def setting(self) -> AuditSetting:
-        """The shipped mechanism of this client, in the subject's frame, for every round of the
-        claim.
-        """
+        """The mechanism of this client as runs use it, in the subject's frame, for all rounds."""
         base, stated = self.subject.base, self.stated
         local = base.local.at_rate(self.terms.sample_rate)
         shuffled = bool(local.shuffled)
@@ -139,8 +140,9 @@ class Audited:
 
 
 def audited_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Audited:
-    """Settings as ``fedlsg run`` takes them: the epsilon that they ask for, or what their noise is
-    said to spend.
+    """The audit of settings as ``fedlsg run`` takes them.
+
+    The claim is their epsilon, or what the planned schedule spends at their noise.
     """
     subject = subject_of_settings(given, progress=progress, clients=True)
     check_private(subject)
@@ -149,29 +151,29 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     subject.state.round = base.schedule.rounds - 1
     progress("calibrating noise")
     blocks, delta = len(subject.frame.blocks), delta_of(subject)
-    spent = {
-        t: compose([training_event(events_of(base, t, blocks))], delta=delta).upper
-        for t in client_terms(subject.base)
+    epsilons = {
+        terms: compose([training_event(events_of(base, terms, blocks))], delta=delta).upper
+        for terms in client_terms(base)
     }
-    worst = max(spent, key=lambda t: spent[t])
-    asked = base.settings.epsilon
+    worst = max(epsilons, key=lambda terms: epsilons[terms])
+    claimed = base.settings.epsilon
     if base.settings.noise_multiplier is not None or base.method.prune.reads_data:
-        asked = None  # the noise is given, or epsilon is of the pruning round as well
-    epsilon = spent[worst] if asked is None else asked
+        claimed = None  # the noise is given, or epsilon is of the pruning round as well
+    epsilon = epsilons[worst] if claimed is None else claimed
     sample_rate, steps = schedule_of(base, worst)
     return Audited(
         subject=subject,
         terms=worst,
         stated=stated_of(base, epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps),
-        source="the planned schedule" if asked is None else "the settings",
+        source="the planned schedule" if claimed is None else "the settings",
         reproducible=base.settings.reproducible,
     )
 
 
 def audited_run(path: str, *, device: Device = "auto") -> Audited:
-    """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers
-    before the end).
+    """The audit of a run directory.
 
+    The claim is the epsilon of its summary; before the end of the run it is that of the ledgers.
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """
     directory = RunDir.open(path)
@@ -191,19 +193,18 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
             f"{path} has no ledger with an entry: nothing was released, so there is nothing to "
             "audit"
         )
-    epsilon, client, event = max(spent, key=lambda one: one[:2])
+    epsilon, client, event = max(spent, key=lambda entry: entry[:2])
     reported = reported_epsilon(directory.summary)
     source = "the server's ledger" if client == SERVER else "the client's ledger"
-    # then it is infinite
+    # the summary counts a pruning round as well, and is infinite for noise that can be repeated
     if reported is not None and not base.method.prune.reads_data and not reproducible:
         epsilon, source = reported, "summary.json of the run"
     stated = stated_of(
         base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps
     )
-    client_terms_here = terms[0 if client == SERVER else client]
     return Audited(
         subject=subject,
-        terms=client_terms_here,
+        terms=terms[0 if client == SERVER else client],
         stated=stated,
         source=source,
         reproducible=reproducible,
@@ -211,8 +212,9 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
 
 
 def reported_epsilon(summary: Path) -> float | None:
-    """``epsilon_max`` of a finished run, None before its end. Raises ValueError for a damaged
-    summary.
+    """``epsilon_max`` of a finished run; None before its end.
+
+    Raises ValueError for a damaged summary.
     """
     if not summary.exists():
         return None
@@ -234,7 +236,7 @@ def check_private(subject: Subject) -> None:
 
 
 def delta_of(subject: Subject) -> float:
-    """The settings' delta, which a private mechanism has."""
+    """The delta of the settings. Raises ValueError without one."""
     delta = subject.base.settings.delta
     if delta is None or not 0 < delta < math.inf:
         raise ValueError(f"expected a {delta=} that epsilon is claimed at: give -c delta=1e-5")
@@ -244,7 +246,7 @@ def delta_of(subject: Subject) -> float:
 def circumstances(
     audited: Audited, mode: str, canaries: int, kind: str, *, seed: int | None, plant: str | None
 ) -> dict[str, Any]:
-    """What audit.json says of an audit, in addition to its verdict."""
+    """The content of audit.json about an audit, in addition to its verdict."""
     settings = audited.subject.base.settings
     return {
         "claimed_by": audited.source,
@@ -265,11 +267,11 @@ def circumstances(
 
 
 def threats(audited: Audited, mode: str) -> str:
-    """What the auditor knows and sees, and what there must be of noise."""
+    """The threat model in words: what the auditor knows and sees, and how noise is expected."""
     if mode == "training":
-        return TRAINING
+        return TRAINING_THREAT
     stated, unit = audited.stated, audited.subject.base.unit
-    expected = EXPECTED.format(reader=stated.reader)
+    expected = EXPECTED_NOISE.format(reader=stated.reader)
     if unit.persons:
         threat = THREATS[stated.trust, EXAMPLE.name].replace(
             "which are examples", f"which are persons ({unit.name}) with {ROWS_OF_PERSON} rows each"

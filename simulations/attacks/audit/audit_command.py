@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.attacks.audit.checks.all_checks import check_recording
+from fedlsg.attacks.audit.checks.check import Check
 from fedlsg.attacks.audit.played.coverage import not_covered
 from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.sample_sizes import enough_canaries
@@ -33,8 +34,10 @@ from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, level
 from fedlsg.simulations.report.drawing.colours import BLACK, BLUE, GREEN, RED
 from fedlsg.simulations.report.pages.figure import interactive
 from fedlsg.simulations.report.pages.page import (
+    Badge,
     Page,
     Row,
+    RowKind,
     Table,
     Text,
     Tile,
@@ -60,8 +63,10 @@ from fedlsg.simulations.storage.atomic_files import check_writable
 from fedlsg.simulations.storage.examined import STATE
 
 MODES = ("unit", "training")
-FALSIFIED = 1
+EXIT_FALSIFIED = 1
+"""Exit status of an audit that refutes the claim."""
 PLANTED = "planted: {}. The mechanism that runs is not the claimed one; the audit does not know it."
+"""The warning about a mistake that was made on purpose."""
 
 
 def audit_command(
@@ -77,9 +82,10 @@ def audit_command(
     out: str | None = None,
     device: Device = "auto",
 ) -> int:
-    """Audit, print and write a page. Returns the exit status: FALSIFIED, or 0.
+    """Audit, print and write a page. Returns the exit status: EXIT_FALSIFIED, or 0.
 
     run: the directory of a run; None: ``given`` are settings.
+    mode: "unit" or "training".
     canaries: their number; None: enough for the mode.
     canary_kind: for the training mode.
     plant: a mistake that is made on purpose, to see whether the audit finds it.
@@ -90,7 +96,7 @@ def audit_command(
     mechanism that claims no epsilon.
     """
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
-    path = place(run, out)
+    path = results_path(run, out)
     began = time.monotonic()
     if run is not None:
         checked(run, STATE, console)
@@ -108,22 +114,29 @@ def audit_command(
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report |= {"paths": dict(paths), "not_covered": list(not_covered(audited.setting, paths))}
     report["seconds"] = round(time.monotonic() - began, 1)
-    asked = {"mode": mode, "canaries": canaries, "canary_kind": canary_kind, "plant": plant}
-    report[KEY] = asked | {"seed": seed, "given": words_of_each(given)}
+    report[KEY] = {
+        "mode": mode,
+        "canaries": canaries,
+        "canary_kind": canary_kind,
+        "plant": plant,
+        "seed": seed,
+        "given": words_of_each(given),
+    }
     if out is None:
         path = path.with_name(f"{file_stem(path.parent, path.stem, report[KEY])}.json")
     data = json_text(report, indent=2, not_finite=str)
-    warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
-    table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
-    report_page = page(
-        verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings))
-    )
+    warnings = [] if audited.not_private is None else [audited.not_private]
+    if plant is not None:
+        warnings.append(PLANTED.format(plant))
+    table = figures(verdict, count, audited.not_private)
+    report_page = page(verdict, table, report, data, name=path.name, warnings=tuple(warnings))
+    html = path.with_suffix(".html")
     write_private(path.parent, {path.name: data, html.name: report_page.encode()})
     if report["not_covered"]:
         print_line(f"not covered: {', '.join(report['not_covered'])}", console, "yellow")
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     print_written(path.parent, (path.name, html.name), console)
-    return FALSIFIED if verdict.falsified else 0
+    return EXIT_FALSIFIED if verdict.falsified else 0
 
 
 def check_options(
@@ -134,9 +147,7 @@ def check_options(
     plant: str | None,
     canary_kind: str | None,
 ) -> None:
-    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of
-    canary.
-    """
+    """Raise ValueError for settings next to a run, or an unknown mode, plant or kind of canary."""
     refuse_settings(run, given)
     if mode not in MODES:
         raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
@@ -149,8 +160,8 @@ def check_options(
         )
 
 
-def place(run: str | None, out: str | None) -> Path:
-    """Where audit.json goes. Raises ValueError for a folder, or one that does not exist."""
+def results_path(run: str | None, out: str | None) -> Path:
+    """The path of audit.json. Raises ValueError for a folder, or if its folder does not exist."""
     default = Path("audit.json") if run is None else Path(run) / "audit.json"
     path = Path(out or default).expanduser().resolve()
     if path.is_dir() or (out is not None and not path.parent.is_dir()):
@@ -179,7 +190,7 @@ def audit_unit(
     setting = audited.setting
     count = enough_canaries(setting) if canaries is None else canaries
     with (
-        # canaries, silence and games take times of their own
+        # rounds of the three phases (canaries, noise alone, repeated games) take unequal times
         count_bar(console, "rounds", ticks(setting, count, seed), even=False) as tick,
         planted(plant, clients=setting.stated.members),
     ):
@@ -193,12 +204,12 @@ def audit_unit(
 
 def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
     """Print the claim, and the mistake that is planted."""
-    claim, s = audited.claim, audited.subject.base.settings
+    claim, settings = audited.claim, audited.subject.base.settings
     console.print(
-        f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} "
-        f"at delta {claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, "
-        f"trust={s.trust}, unit={s.unit}, which needs sigma_eff {claim.noise_multiplier:.4g}; mode "
-        f"{mode}",
+        f"claim of {audited.source}: {settings.workload}, method {settings.method}, epsilon "
+        f"{claim.epsilon:.3f} at delta {claim.delta:g} for {claim.steps} steps at q = "
+        f"{claim.sample_rate:.4g}, trust={settings.trust}, unit={settings.unit}, which needs "
+        f"sigma_eff {claim.noise_multiplier:.4g}; mode {mode}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -223,7 +234,9 @@ def show(
     """
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
-        style = "yellow" if check.powerless else "dim" if check.passed else "bold red"
+        style = "dim" if check.passed else "bold red"
+        if check.powerless:
+            style = "yellow"
         print_line(f"{check.outcome}  {check.name}: {check.says}", console, style)
     console.print(alarm_words(verdict), markup=False, highlight=False)
     console.print(f"threat model: {threat}", markup=False, highlight=False)
@@ -235,7 +248,7 @@ def show(
 
 
 def alarm_words(verdict: Verdict) -> str:
-    """How often correct code is accused, all tests counted together."""
+    """The probability that correct code is accused, over all tests together, in a sentence."""
     return (
         f"both bounds and all {len(verdict.checks)} checks together accuse correct code with a "
         f"probability of at most {100 * verdict.alarm:.2g} %"
@@ -243,20 +256,22 @@ def alarm_words(verdict: Verdict) -> str:
 
 
 def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
-    """The claimed epsilon, the bounds from below, and the estimate."""
+    """A table of the claimed epsilon, its lower bounds, and the estimate."""
     void = "" if not_private is None else f"; {not_private}"
     confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
     rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
     for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
-        g = bound.guesses
-        text = (
-            f"{g.correct} of {g.guesses} guesses right, {canaries} canaries, {confidence} "
-            "confidence"
+        evidence = (
+            f"{bound.guesses.correct} of {bound.guesses.guesses} guesses right, {canaries} "
+            f"canaries, {confidence} confidence"
         )
-        rows.append((name, f">= {bound.epsilon:.3f}", text))
-    mu, e = verdict.estimate.mu, verdict.estimate.epsilon
-    text = f"mu {mu.value:.3f}, epsilon {e.low:.3f} to {e.high:.3f} at 95 %; an estimate, no bound"
-    rows.append(("GDP estimate", f"{e.value:.3f}", text))
+        rows.append((name, f">= {bound.epsilon:.3f}", evidence))
+    mu, epsilon = verdict.estimate.mu, verdict.estimate.epsilon
+    evidence = (
+        f"mu {mu.value:.3f}, epsilon {epsilon.low:.3f} to {epsilon.high:.3f} at 95 %; an estimate, "
+        "no bound"
+    )
+    rows.append(("GDP estimate", f"{epsilon.value:.3f}", evidence))
     return Table(
         columns=("figure", "epsilon", "evidence"),
         rows=tuple(Row(cells=cells) for cells in rows),
@@ -264,7 +279,7 @@ def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
     )
 
 
-MEANING = (
+MEANING_NOTE = (
     "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the "
     "outputs which of them took part, and computes how large epsilon must be at least for so many "
     "right guesses. A lower bound above the claim refutes it. A lower bound below the claim proves "
@@ -272,11 +287,11 @@ MEANING = (
 )
 
 
-CAPTION = (
+CHART_CAPTION = (
     "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove "
     "nothing. The estimate is what this audit's own attack reaches, and not the real epsilon."
 )
-NO_POWER = (
+NO_POWER_NOTE = (
     'A check says "no power" where its standard error is larger than what is claimed: it could '
     "hardly have failed. More canaries, more outputs or a larger sample rate give it some."
 )
@@ -303,11 +318,12 @@ def page(
 ) -> str:
     """The page, as one file that loads nothing from elsewhere.
 
+    figures: the table of claim, bounds and estimate.
     report: the content of audit.json.
     data: its bytes, which the page offers under ``name``.
     """
     claim = verdict.claim
-    asked = {
+    subject = {
         "claim of": report["claimed_by"],
         "workload": report["workload"],
         "method": report["method"],
@@ -318,7 +334,7 @@ def page(
         "audit": f"mode {report['mode']}, {report['canaries']} canaries ({report['canary_kind']})",
         "time": f"{report['seconds']} s",
     }
-    meaning = Text(words=MEANING, style="note")
+    meaning = Text(words=MEANING_NOTE, style="note")
     return render(
         Page(
             kind="fedlsg audit",
@@ -331,11 +347,11 @@ def page(
                 ("", [_tiles(verdict, report["reader"])]),
                 (
                     "Claim, bounds and estimate",
-                    [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning],
+                    [interactive([chart(verdict)], CHART_CAPTION, columns=1), figures, meaning],
                 ),
                 ("Checks", [_checks(verdict), *_notes(verdict)]),
-                ("Which code ran", [_paths(report), Text(words=PATHS_SAY, style="note")]),
-                ("What was audited", [facts_of(asked)]),
+                ("Which code ran", [_paths(report), Text(words=PATHS_NOTE, style="note")]),
+                ("What was audited", [facts_of(subject)]),
                 ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
                 data_section(download(name, data, "all numbers of this page")),
             ),
@@ -344,10 +360,11 @@ def page(
 
 
 def _notes(verdict: Verdict) -> list[Text]:
-    """What the table of checks means."""
-    said = [alarm_words(verdict)]
-    said += [NO_POWER] if any(check.powerless for check in verdict.checks) else []
-    return [Text(words=words, style="note") for words in said]
+    """Notes on the table of checks."""
+    notes = [Text(words=alarm_words(verdict), style="note")]
+    if any(check.powerless for check in verdict.checks):
+        notes.append(Text(words=NO_POWER_NOTE, style="note"))
+    return notes
 
 
 def _tiles(verdict: Verdict, reader: str) -> Tiles:
@@ -355,9 +372,12 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
     claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
     passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
     powerless = sum(check.powerless for check in verdict.checks)
-    with_power = f"; {powerless} of them without power here" if powerless else ""
+    powerless_words = f"; {powerless} of them without power here" if powerless else ""
+    checks_style: Badge = "limited" if powerless else "good"
+    if passed < checks:
+        checks_style = "bad"
     refuted = verdict.one_run.refutes or verdict.f_dp.refutes
-    against = "above the claim: refuted" if refuted else "does not refute the claim"
+    comparison = "above the claim: refuted" if refuted else "does not refute the claim"
     return Tiles(
         tiles=(
             Tile(
@@ -368,7 +388,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
             Tile(
                 name="measured: at least",
                 value=f"{best:.3f}",
-                note=against,
+                note=comparison,
                 style="bad" if refuted else "good",
             ),
             Tile(
@@ -380,35 +400,35 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
             Tile(
                 name="checks passed",
                 value=f"{passed} of {checks}",
-                note=f"of the mechanism's outputs{with_power}",
-                style="bad" if passed < checks else "limited" if powerless else "good",
+                note=f"of the mechanism's outputs{powerless_words}",
+                style=checks_style,
             ),
         )
     )
 
 
 def chart(verdict: Verdict) -> Chart:
-    """The claim as a line up; what was measured from below, and the estimate, as a row each."""
-    e = verdict.estimate.epsilon
+    """The claim as a vertical line; each lower bound and the estimate in a row of its own."""
+    epsilon = verdict.estimate.epsilon
     bounds = [("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)]
     series = [
         Series(
             name="lower bound, refutes the claim" if bound.refutes else "lower bound",
             x=(bound.epsilon,),
-            y=(float(place),),
+            y=(float(row),),
             colour=RED if bound.refutes else GREEN,
             marker=">",
             line=False,
             words=("at least",),
         )
-        for place, (_, bound) in enumerate(bounds)
+        for row, (_, bound) in enumerate(bounds)
     ]
     estimate = Series(
         name="estimate, 95 % interval",
-        x=(e.value,),
+        x=(epsilon.value,),
         y=(2.0,),
-        left=(e.low,),
-        right=(e.high,),
+        left=(epsilon.low,),
+        right=(epsilon.high,),
         colour=BLUE,
         marker="o",
         line=False,
@@ -417,7 +437,7 @@ def chart(verdict: Verdict) -> Chart:
     claim = level(verdict.claim.epsilon, "claimed epsilon", BLACK, upright=True)
     y = Axis(
         ticks=(
-            *((float(place), name) for place, (name, _) in enumerate(bounds)),
+            *((float(row), name) for row, (name, _) in enumerate(bounds)),
             (2.0, "GDP estimate"),
         ),
         low=-0.6,
@@ -435,25 +455,30 @@ def chart(verdict: Verdict) -> Chart:
 
 
 def _best(verdict: Verdict) -> float:
+    """The largest lower bound."""
     return max(verdict.one_run.epsilon, verdict.f_dp.epsilon)
 
 
-PATHS_SAY = (
+PATHS_NOTE = (
     "Calls are counted in every eighth output. A path that these settings can take and the audit "
     "did not is not covered: a mistake in it would not be found."
 )
+NOT_COVERED = "not covered"
+"""In place of the number of calls."""
 
 
 def _paths(report: Mapping[str, Any]) -> Table:
-    """A row for each path that ran, and for each that a run may take and the audit did not."""
-    rows = [(name, f"{calls:,}", True) for name, calls in report["paths"].items()]
-    rows += [(name, "not covered", False) for name in report["not_covered"]]
+    """A table with a row for each path that ran, and for each that a run may take instead."""
+    calls = {name: f"{number:,}" for name, number in report["paths"].items()}
+    calls |= dict.fromkeys(report["not_covered"], NOT_COVERED)
     columns = [Column("path", lambda row: row[0], left=True), Column("calls", lambda row: row[1])]
-    return make_table(columns, rows, style=lambda row: "" if row[2] else "alert")
+    return make_table(
+        columns, [*calls.items()], style=lambda row: "alert" if row[1] == NOT_COVERED else ""
+    )
 
 
 def _checks(verdict: Verdict) -> Table:
-    """A row for each check."""
+    """A table with a row for each check."""
     columns = [
         Column("check", lambda check: check.name),
         Column("outcome", lambda check: check.outcome, left=True),
@@ -462,5 +487,11 @@ def _checks(verdict: Verdict) -> Table:
     return make_table(
         columns,
         verdict.checks,
-        style=lambda check: "dim" if check.powerless else "good" if check.passed else "alert",
+        style=_check_style,
     )
+
+
+def _check_style(check: Check) -> RowKind:
+    if check.powerless:
+        return "dim"
+    return "good" if check.passed else "alert"

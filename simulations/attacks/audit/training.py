@@ -1,9 +1,8 @@
-"""The training mode of ``fedlsg audit``: a run on the local engine with canary examples, in a
-folder that is deleted.
+"""The training mode of ``fedlsg audit``: a training run with canary examples.
 
-Clients, wire and server are those of a run, and the audit reads what it recorded. A canary is in
-the data of its client with probability 1/2, in secret. The other examples, their clients, the
-divisor and the noise do not depend on which canaries are in.
+Clients, wire and server are those of a run, in a folder that is deleted. The audit reads the
+recorded payloads. A canary is in the data of its client with probability 1/2, in secret. The other
+examples, their clients, the divisor and the noise do not depend on which canaries are in.
 """
 
 from collections import Counter
@@ -37,13 +36,16 @@ from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads.base.split import Inputs, Split, Stored
 from fedlsg.training import Positions
 
-Images = Float[Tensor, "m *shape"]
+ImageRows = Float[Tensor, "m *shape"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inserted:
-    """Rows of the training split that are canaries, ascending, the client of each, and whether it
-    is included.
+class InsertedCanaries:
+    """The canaries of a run.
+
+    rows: of the training split, ascending.
+    clients: the client of each canary.
+    included: whether each canary is in the data of its client.
     """
 
     rows: Positions
@@ -52,8 +54,8 @@ class Inserted:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Numbered:
-    """Stored examples that come with their rows."""
+class NumberedRows:
+    """Stored examples whose items are (row numbers, examples)."""
 
     stored: Stored
 
@@ -66,17 +68,18 @@ class Numbered:
         return rows, self.stored[rows]
 
 
-def two_tone(images: Images, generator: torch.Generator) -> Images:
-    """Every value at either end of these images' range, with probability 1/2."""
+def two_tone(images: ImageRows, generator: torch.Generator) -> ImageRows:
+    """Random images: each value is the least or the greatest of ``images``, equally likely."""
     return torch.where(
         torch.rand(images.shape, generator=generator) < 0.5, images.min(), images.max()
     )
 
 
 KINDS = ("mislabelled", "two-tone")
+"""Kinds of canaries, see ``with_canaries``."""
 
 
-def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
+def choose_canaries(plan: Plan, count: int, seed: int | None) -> InsertedCanaries:
     """Canaries drawn from all training examples, and which of them are included."""
     bits: SecretStream = (
         secret_stream() if seed is None else reproducible_stream(seed, "audit", "coins")
@@ -86,39 +89,37 @@ def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
     owner = torch.zeros(len(plan.workload.train), dtype=torch.int64)
     for client, part in enumerate(plan.parts):
         owner[part] = client
-    return Inserted(rows=rows, clients=owner[rows], included=bits.bernoulli(count, 0.5))
+    return InsertedCanaries(rows=rows, clients=owner[rows], included=bits.bernoulli(count, 0.5))
 
 
-def strongest(train: Split) -> str:
-    """Two-tone images, which were as easy to distinguish as any in measurements; else wrong
-    labels.
+def default_kind(train: Split) -> str:
+    """The kind of canaries without a choice: two-tone for images, else mislabelled.
+
+    In measurements no other kind was easier to distinguish than two-tone images.
     """
-    return (
-        "two-tone"
-        if images_of(train, torch.zeros(1, dtype=torch.int64)) is not None
-        else "mislabelled"
-    )
+    first = images_of(train, torch.zeros(1, dtype=torch.int64))
+    return "mislabelled" if first is None else "two-tone"
 
 
-def images_of(train: Split, rows: Positions) -> Images | None:
-    """The images in these rows, None where inputs are no images."""
+def images_of(train: Split, rows: Positions) -> ImageRows | None:
+    """The images in these rows; None if inputs are no images."""
     inputs = train.batch(rows)[0]
     return inputs if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
 
 
-def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
-    """The plan whose training split holds the canaries, and those that are out taken from their
-    clients.
+def with_canaries(plan: Plan, inserted: InsertedCanaries, kind: str) -> Plan:
+    """The plan with canaries in the training split; clients lose those that are not included.
 
-    ``mislabelled``: the label moved to another class. ``two-tone``: another image, with any label.
-    Raises ValueError for images where there are none, and for a client that has nothing left.
+    mislabelled: the label is that of another class. two-tone: another image, with a random label.
+    Raises ValueError for two-tone canaries of inputs that are no images, and for a client that has
+    no example left.
     """
     train = plan.workload.train
     generator = public_generator(plan.settings.seed, "audit", "labels")
-    labels, count = train.labels.clone(), len(inserted.rows)
-    least = 1 if kind == "mislabelled" else 0
+    labels = train.labels.clone()
     classes = plan.workload.classes("an audit of whole runs")
-    shift = torch.randint(least, classes, (count,), generator=generator)
+    least = 1 if kind == "mislabelled" else 0  # a shift by 0 keeps the label
+    shift = torch.randint(least, classes, (len(inserted.rows),), generator=generator)
     labels[inserted.rows] = (labels[inserted.rows] + shift) % classes
     train = replace(train, labels=labels)
     if kind != "mislabelled":
@@ -127,41 +128,52 @@ def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
             raise ValueError(
                 f"canaries of kind {kind!r} are images: take mislabelled for {plan.workload.name}"
             )
-        train = replaced(train, inserted.rows, two_tone(images, generator))
-    out = inserted.rows[~inserted.included]
-    parts = [part[~torch.isin(part, out)] for part in plan.parts]
+        train = with_images(train, inserted.rows, two_tone(images, generator))
+    excluded = inserted.rows[~inserted.included]
+    parts = [part[~torch.isin(part, excluded)] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError("a client has no example left: take fewer --canaries or fewer clients")
-    terms = [replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True)]
+    terms = [
+        replace(terms, num_examples=len(part))
+        for terms, part in zip(plan.terms, parts, strict=True)
+    ]
     return replace(
         plan, workload=replace(plan.workload, train=train), parts=parts, terms=tuple(terms)
     )
 
 
-def replaced(split: Split, rows: Positions, images: Images) -> Split:
-    """The split with these prepared images in place of its own in ``rows``."""
-    place = torch.full((len(split),), -1)
-    place[rows] = torch.arange(len(rows))
+def with_images(split: Split, rows: Positions, images: ImageRows) -> Split:
+    """The split with these prepared images in ``rows``."""
+    image_of_row = torch.full((len(split),), -1)  # -1: the split's own image
+    image_of_row[rows] = torch.arange(len(rows))
 
     def prepare(numbered: tuple[Int64[np.ndarray, " b"], object]) -> Inputs:
         numbers, stored = numbered
         inputs = split.prepare(stored)
         assert isinstance(inputs, Tensor)
-        at = place[torch.from_numpy(numbers)]
-        inputs[at >= 0] = images[at[at >= 0]]
+        image = image_of_row[torch.from_numpy(numbers)]
+        inputs[image >= 0] = images[image[image >= 0]]
         return inputs
 
-    return replace(split, inputs=Numbered(stored=split.inputs), prepare=prepare)
+    return replace(split, inputs=NumberedRows(stored=split.inputs), prepare=prepare)
 
 
-CANARIES = 300
+MAX_CANARIES = 300
+"""Canaries at most, without a choice."""
 VIEW = ThreatModel(view="client")
+"""The auditor sees every payload."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What a run with canaries shows: score and inclusion of each canary, the checks, the kind of
-    canary, and how often each path ran.
+class ScoredRun:
+    """The scores of a run with canaries.
+
+    scores: one a canary, higher for included ones.
+    included: whether each canary was in the data.
+    checks: of all payloads.
+    canaries: their number.
+    kind: of the canaries.
+    paths: how often each path of the code ran.
     """
 
     scores: Float[np.ndarray, " m"]
@@ -181,20 +193,18 @@ def audit_training(
     plant: str | None,
     seed: int | None,
 ) -> tuple[Verdict, int, str, Counter[str]]:
-    """Run with canaries, score every payload, judge; also how many canaries there were, of which
-    kind, and how often each path ran.
+    """Run with canaries, score every payload, and judge.
+
+    Returns the verdict, the number and the kind of the canaries, and how often each path of the
+    code ran.
     """
-    scores = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
+    run = run_with_canaries(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
-        return (
-            judge(scores.scores, scores.included, audited.claim, scores.checks),
-            scores.canaries,
-            scores.kind,
-            scores.paths,
-        )
+        verdict = judge(run.scores, run.included, audited.claim, run.checks)
+    return verdict, run.canaries, run.kind, run.paths
 
 
-def find(
+def run_with_canaries(
     audited: Audited,
     console: Console,
     *,
@@ -202,61 +212,57 @@ def find(
     kind: str | None,
     plant: str | None,
     seed: int | None,
-) -> Found:
-    """Run with canaries and score every payload, without the bounds, which take longest where
-    epsilon is large.
+) -> ScoredRun:
+    """Run with canaries and score every payload; bounds, which may take long, are not computed.
 
-    Raises ValueError for settings that a payload alone cannot be judged by.
+    Raises ValueError for settings under which a payload alone cannot be judged.
     """
     settings = settings_of(audited.subject.base.settings, seed)
     plan = ready_plan(settings)
-    check(plan)
-    count = min(CANARIES, len(plan.workload.train) // 4) if canaries is None else canaries
+    check_readable(plan)
+    count = min(MAX_CANARIES, len(plan.workload.train) // 4) if canaries is None else canaries
     if not 10 <= count <= len(plan.workload.train) // 2:
         raise ValueError(
             f"expected 10 <= --canaries={count} <= half of {len(plan.workload.train)} training "
             "examples"
         )
-    inserted, kind = choose_canaries(plan, count, seed), kind or strongest(plan.workload.train)
+    inserted = choose_canaries(plan, count, seed)
+    kind = kind or default_kind(plan.workload.train)
     plan = with_canaries(plan, inserted, kind)
-    with ExitStack() as trained:
+    with ExitStack() as run_folder:  # the plant ends with the training, the folder after the scores
         rounds = plan.schedule.rounds
         with (
             count_bar(console, "training, round", rounds) as tick,
             planted(plant),
             counted() as (paths, _),
         ):
-            directory, summary = trained.enter_context(run_in_scratch(plan, lambda row: tick()))
+            directory, summary = run_folder.enter_context(run_in_scratch(plan, lambda row: tick()))
         refuse_diverged(summary)
-        base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
+        base = Base(**{field.name: getattr(plan, field.name) for field in fields(Base)})
         record = Record(
             run=directory, base=base, payloads=open_record(str(directory.path), VIEW).payloads
         )
-        return scores_of(record, inserted, kind, console, paths)
+        return score_run(record, inserted, kind, console, paths)
 
 
 def settings_of(settings: Settings, seed: int | None) -> Settings:
-    """The same on the local engine with recorded updates; with a ``seed``, everything in it
-    repeats.
-    """
+    """The settings on the local engine with recorded updates; repeatable with a ``seed``."""
     changed = replace(
         settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6
     )
     return changed if seed is None else replace(changed, seed=seed, reproducible=True)
 
 
-def check(plan: Plan) -> None:
-    """Raise ValueError if a payload of the run is not a sum of gradients at W_t with noise of its
-    own.
-    """
-    s = plan.settings
-    refuse_shuffled(s, "mode training")
+def check_readable(plan: Plan) -> None:
+    """Raise ValueError unless a payload is a sum of gradients at W_t with noise of its own."""
+    settings = plan.settings
+    refuse_shuffled(settings, "mode training")
     if plan.unit.persons:
         raise ValueError(
-            f"mode training plays with one example, and this is unit={s.unit}: use --mode unit, "
-            "whose canaries are persons with many rows"
+            f"mode training has examples as canaries, and this is unit={settings.unit}: use --mode "
+            "unit, whose canaries are persons with many rows"
         )
-    if s.trust != "client" or plan.local.steps > 1:
+    if settings.trust != "client" or plan.local.steps > 1:
         raise ValueError(
             "mode training judges single payloads of one local step: use trust=client, "
             "local_steps=1"
@@ -267,29 +273,30 @@ def check(plan: Plan) -> None:
         or not plan.uplink.codec.known_noise
     ):
         raise ValueError(
-            f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit"
+            f"mode training does not read {settings.codec} payloads of method {settings.method}: "
+            "use --mode unit"
         )
     if plan.rows.augment is not None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 
 
-def scores_of(
-    record: Record, inserted: Inserted, kind: str, console: Console, paths: Counter[str]
-) -> Found:
+def score_run(
+    record: Record, inserted: InsertedCanaries, kind: str, console: Console, paths: Counter[str]
+) -> ScoredRun:
     """Scores of all canaries from every payload of their client, and the checks of all payloads."""
-    scores, included, rounds = [], [], []
+    scores, included, all_payloads = [], [], []
     total = sum(len(clients) for clients in record.payloads.values())
     with count_bar(console, "scoring, payload", total) as tick:
         for client in range(len(record.base.parts)):
             payloads, std = payloads_of(record, client, inserted, tick)
-            rounds += payloads
+            all_payloads += payloads
             if payloads:
                 scores.append(canary_scores(payloads, std, record.base.local.sample_rate))
                 included.append(inserted.included[inserted.clients == client])
-    return Found(
+    return ScoredRun(
         scores=torch.cat(scores).numpy(),
         included=torch.cat(included).numpy(),
-        checks=tuple(payload_checks(rounds)),
+        checks=tuple(payload_checks(all_payloads)),
         canaries=len(inserted.rows),
         kind=kind,
         paths=paths,
@@ -297,14 +304,18 @@ def scores_of(
 
 
 def payloads_of(
-    record: Record, client: int, inserted: Inserted, tick: Callable[[], None]
+    record: Record, client: int, inserted: InsertedCanaries, tick: Callable[[], None]
 ) -> tuple[list[Payload], float]:
-    """Each payload of a client with its canaries, and the standard deviation of the noise."""
-    mine = inserted.clients == client
-    canaries, included = inserted.rows[mine], inserted.included[mine]
+    """Each payload of a client with its canaries, and the standard deviation of the noise.
+
+    Every round has the same noise; without a payload the deviation is 0.
+    """
+    of_client = inserted.clients == client
+    canaries, included = inserted.rows[of_client], inserted.included[of_client]
     train, part = record.base.workload.train, record.base.parts[client]
     rest = train.batch(part[~torch.isin(part, canaries)])
-    payloads, std = [], 0.0
+    payloads: list[Payload] = []
+    std = 0.0
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
             observation = record.observation(round, client).to(record.base.device)

@@ -21,11 +21,7 @@ from rich.console import Console
 from fedlsg.attacks.roc import LOW_RATES, Roc
 from fedlsg.config.units import unit_named
 from fedlsg.simulations.attacks.attack_page import output_folder
-from fedlsg.simulations.attacks.membership.measure import (
-    GRID,
-    attack,
-    claimed,
-)
+from fedlsg.simulations.attacks.membership.measure import GRID, Found, attack, claimed
 from fedlsg.simulations.attacks.membership.membership_findings import (
     Report,
     at_guessing,
@@ -33,7 +29,7 @@ from fedlsg.simulations.attacks.membership.membership_findings import (
     bounded,
     facts,
     granted,
-    on_run,
+    name_on_run,
     strongest,
     tables,
     verdict,
@@ -61,6 +57,7 @@ from fedlsg.simulations.report.pages.figure import interactive
 from fedlsg.simulations.report.pages.page import (
     Download,
     Page,
+    Part,
     Text,
     data_section,
     download,
@@ -90,8 +87,8 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.base import split
 from fedlsg.simulations.workloads.base.split import Chance
 
-SHADOWS = 16
-USED = frozenset(
+DEFAULT_SHADOWS = 16
+READ_OPTIONS = frozenset(
     {
         "runs",
         "membership",
@@ -106,7 +103,7 @@ USED = frozenset(
         "config",
     }
 )
-"""Options of ``fedlsg attack`` that --membership reads."""
+"""Options of ``fedlsg attack`` that --membership reads; it refuses the others."""
 
 
 def membership_command(
@@ -119,14 +116,19 @@ def membership_command(
     device: Device = "auto",
     out: str | None,
 ) -> None:
-    """Train on ``device``, attack, print; write membership.json and membership.html, or
-    membership-2 and so on next to pages of other questions.
+    """Train shadow models, attack, print, and write membership.json and membership.html.
+
+    run: the directory of a run; None: ``given`` are settings.
+    shadows: their number; None: ``DEFAULT_SHADOWS``.
+    seed: repeats all draws and the noise.
+    device: on which models are trained.
+    out: the folder of the files; None: see ``output_folder``.
 
     Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on
     half of the data.
     """
     refuse_settings(run, given)
-    shadows = SHADOWS if shadows is None else shadows
+    shadows = DEFAULT_SHADOWS if shadows is None else shadows
     check_shadows(shadows)
     folder = output_folder([] if run is None else [run], out)
     began = time.monotonic()
@@ -148,22 +150,23 @@ def membership_command(
     with bar(console, "training") as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
-        own = {} if run is None else scores_on_run(run, plan, seed)
-        successes = attack(models, seed=seed, more=len(own))
+        own_scores = {} if run is None else scores_on_run(run, plan, seed)
+        results = attack(models, seed=seed, more=len(own_scores))
         report = Report(
             settings=plan.settings,
             models=models,
-            found=successes,
+            found=results,
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
-            own=own_attacks(own, attacks=len(successes) + len(own), seed=seed),
+            own=own_attacks(own_scores, attacks=len(results) + len(own_scores), seed=seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),
             chance=chance_of(plan),
         )
-        others = [] if run is None or output_folder([run], None) == folder else [run]
-        question = {"runs": others, "shadows": shadows, "seed": seed, "given": words_of_each(given)}
+        # a run whose page is in its own directory is not named: a directory may move
+        named = [] if run is None or output_folder([run], None) == folder else [run]
+        question = {"runs": named, "shadows": shadows, "seed": seed, "given": words_of_each(given)}
         files = write(folder, report, lead(report, run), question)
     show(report, console)
     print_written(folder, files, console)
@@ -175,11 +178,12 @@ def chance_of(plan: Plan) -> Chance | None:
     return None if classes is None else split.chance_of(plan.workload.tests, classes)
 
 
-def only(runs: Sequence[str], given: Collection[str]) -> str | None:
-    """The only run, or None. Raises ValueError for several, and for options that --membership does
-    not use.
+def only_run(runs: Sequence[str], given: Collection[str]) -> str | None:
+    """The only run; None without a run.
+
+    Raises ValueError for several runs, and for options that --membership does not read.
     """
-    unused = sorted(set(given) - USED)
+    unused = sorted(set(given) - READ_OPTIONS)
     if unused:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         raise ValueError(
@@ -193,30 +197,24 @@ def only(runs: Sequence[str], given: Collection[str]) -> str | None:
 
 
 def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
-    """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible
-    noise.
-    """
+    """The settings of shadow models: no record, evaluation at the end only, reproducible noise."""
     wanted = replace(wanted, engine="local", device=device, record_updates=False)
     return replace(wanted, reproducible=True, evaluate_every=10**6, run_dir=None)
 
 
 def lead(report: Report, run: str | None) -> str:
-    """One line: run, date, shadows, seed, time."""
-    s = report.settings
-    subject = (
-        f"{s.workload}, {s.method}"
-        if run is None
-        else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
-    )
-    minutes = duration(report.seconds)
+    """The first line of the page: run, date, shadows, seed, time."""
+    subject = f"{report.settings.workload}, {report.settings.method}"
+    if run is not None:
+        subject = f"{Path(run).resolve().name} ({subject})"
     return (
         f"{subject}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
-        f"{report.seed}; {minutes}"
+        f"{report.seed}; {duration(report.seconds)}"
     )
 
 
 def show(report: Report, console: Console) -> None:
-    """The tables, the verdict last."""
+    """Print the tables, the assumptions, the facts and the verdict."""
     for table in tables(report):
         print_table(table, console)
     print_note("what the attacker is granted", console)
@@ -224,13 +222,13 @@ def show(report: Report, console: Console) -> None:
         print_line(f"{name}: {text}", console, "dim")
     console.print(facts_shown(facts(report)), highlight=False)
     print_line(verdict(report), console, "bold")
-    if (empty := at_guessing(report)) is not None:
-        print_line(empty, console, "yellow")
+    if (warning := at_guessing(report)) is not None:
+        print_line(warning, console, "yellow")
 
 
-COLOURS = (ORANGE, SKY, GREEN, VIOLET, RED, PLUM, BLUE)
+CURVE_COLOURS = (ORANGE, SKY, GREEN, VIOLET, RED, PLUM, BLUE)
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
-CAPTION = (
+CURVES_CAPTION = (
     "How many members an attack finds (true positive rate) for each share of non-members that it "
     "wrongly calls members (false positive rate). Both axes are logarithmic; each model is the "
     "target in turn. Further up is a stronger attack, and the dotted line is guessing. The band of "
@@ -241,8 +239,10 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 
 
 def write(folder: Path, report: Report, lead: str, question: Question) -> list[str]:
-    """membership.json and membership.html, each replaced whole; ``question``: see ``file_stem``.
-    Returns their names.
+    """Write membership.json and membership.html, each replaced whole; return their names.
+
+    lead: the first line of the page.
+    question: see ``file_stem``.
     """
     stem = file_stem(folder, "membership", question)
     data = json_text({KEY: dict(question), **numbers(report)})
@@ -253,11 +253,19 @@ def write(folder: Path, report: Report, lead: str, question: Question) -> list[s
 
 
 def page(report: Report, lead: str, saved: Download) -> str:
-    """membership.html: one file that requests nothing. It shows no example. ``saved``:
-    membership.json.
+    """The page, as one file that loads nothing from elsewhere. It shows no example.
+
+    lead: the first line.
+    saved: membership.json.
     """
-    caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
-    limits = f"{LIMITS} {bounded(report)}" if report.limits else LIMITS
+    warning = at_guessing(report)
+    caption, limits = CURVES_CAPTION, LIMITS
+    if report.limits:
+        caption, limits = f"{CURVES_CAPTION} {DASHED}", f"{LIMITS} {bounded(report)}"
+    assumptions: list[Part] = [facts_of(granted(report))]
+    if not unit_named(report.settings.unit).whole:
+        assumptions.append(Text(words=TWO_QUESTIONS, style="note"))
+    assumptions.append(Text(words=limits, style="note"))
     return render(
         Page(
             kind="fedlsg attack --membership",
@@ -265,23 +273,12 @@ def page(report: Report, lead: str, saved: Download) -> str:
             lead=lead,
             headline=verdict(report),
             badge=badge_of(report),
-            cautions=() if (empty := at_guessing(report)) is None else (empty,),
+            cautions=() if warning is None else (warning,),
             sections=sections(
                 ("Members found", [interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
                 ("What was attacked", [facts_of(facts(report))]),
-                (
-                    "What the attacker is granted",
-                    [
-                        facts_of(granted(report)),
-                        *(
-                            []
-                            if unit_named(report.settings.unit).whole
-                            else [Text(words=TWO_QUESTIONS, style="note")]
-                        ),
-                        Text(words=limits, style="note"),
-                    ],
-                ),
+                ("What the attacker is granted", assumptions),
                 data_section(saved),
             ),
         )
@@ -289,45 +286,21 @@ def page(report: Report, lead: str, saved: Download) -> str:
 
 
 def curves(report: Report) -> tuple[Chart, ...]:
-    """The ROC curves, logarithmic on both axes, and the band of the strongest attack."""
+    """The chart of the ROC curves, logarithmic on both axes.
+
+    It has every attack, the band of the strongest, the best attack on the run itself, and what the
+    claim allows, from the smallest rate that can be measured.
+    """
     start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
     rates = GRID[start <= GRID]
-    across = (100 * rates).tolist()
-    series, best = [], strongest({found.attack: found.in_turn for found in report.found})
-    for place, found in enumerate(report.found):
-        line = Series(
-            name=found.attack,
-            x=(100 * GRID).tolist(),
-            y=_shown(found.curve),
-            colour=COLOURS[place % len(COLOURS)],
-            dashes="-" if place < len(COLOURS) else "--",
-        )
-        series.append(line)
-        if found.attack == best:
-            low = np.maximum(found.band[0], found.curve / 100)  # zero has no logarithm
-            high = _shown(found.band[1])
-            series.append(replace(line, kind="band", dashes="-", low=_shown(low), high=high))
+    x_percent = (100 * rates).tolist()
+    series = attack_series(report)
     if report.own:
-        own = strongest({name: outcome.roc for name, outcome in report.own.items()})
-        tpr = report.own[own].roc.tpr
-        # zero has no logarithm, and a bar without an end would not be drawn
-        low = [max(rate.low, rate.value / 100) for rate in tpr.values()]
-        series.append(
-            Series(
-                name=on_run(own),
-                x=[100 * rate for rate in tpr],
-                y=_shown(np.array([rate.value for rate in tpr.values()])),
-                colour=BLACK,
-                marker="D",
-                line=False,
-                low=_shown(np.array(low)),
-                high=_shown(np.array([rate.high for rate in tpr.values()])),
-            )
-        )
+        series.append(own_series(report))
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         bound = [100 * limit.bound(float(rate)) for rate in rates]
-        series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))
-    series.append(Series(name=GUESSING, x=across, y=across, colour=GREY, dashes=":"))
+        series.append(Series(name=limit.name, x=x_percent, y=bound, colour=BLACK, dashes=dashes))
+    series.append(Series(name=GUESSING, x=x_percent, y=x_percent, colour=GREY, dashes=":"))
     axis = Axis(log=True, unit="%", low=100 * start)
     x = replace(axis, label="false positive rate: non-members called members, %", high=100.0)
     y = replace(axis, label="true positive rate: members found, %", high=130.0)
@@ -338,21 +311,65 @@ def curves(report: Report) -> tuple[Chart, ...]:
     )
 
 
-def _shown(rates: np.ndarray) -> list[float]:
-    """In percent; NaN where a logarithmic axis has no place."""
+def attack_series(report: Report) -> list[Series]:
+    """The curve of each attack, and the band of the strongest."""
+    series = []
+    best = strongest({result.attack: result.in_turn for result in report.found})
+    for index, result in enumerate(report.found):
+        line = Series(
+            name=result.attack,
+            x=(100 * GRID).tolist(),
+            y=in_percent(result.curve),
+            colour=CURVE_COLOURS[index % len(CURVE_COLOURS)],
+            dashes="-" if index < len(CURVE_COLOURS) else "--",
+        )
+        series.append(line)
+        if result.attack == best:
+            low = drawable(result.band[0], result.curve)
+            high = in_percent(result.band[1])
+            series.append(replace(line, kind="band", dashes="-", low=in_percent(low), high=high))
+    return series
+
+
+def own_series(report: Report) -> Series:
+    """The rates of the best attack on the run itself."""
+    name = strongest({name: outcome.roc for name, outcome in report.own.items()})
+    tpr = report.own[name].roc.tpr
+    values, lows, highs = (
+        np.array([getattr(rate, end) for rate in tpr.values()]) for end in ("value", "low", "high")
+    )
+    return Series(
+        name=name_on_run(name),
+        x=[100 * rate for rate in tpr],
+        y=in_percent(values),
+        colour=BLACK,
+        marker="D",
+        line=False,
+        low=in_percent(drawable(lows, values)),
+        high=in_percent(highs),
+    )
+
+
+def drawable(lows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Lower ends for a logarithmic axis, where zero has no place: at least 1 % of the value."""
+    return np.maximum(lows, values / 100)  # type: ignore[no-any-return]
+
+
+def in_percent(rates: np.ndarray) -> list[float]:
+    """Rates in percent; NaN for zero, which has no place on a logarithmic axis."""
     return np.where(rates > 0, 100 * rates, np.nan).tolist()  # type: ignore[no-any-return]
 
 
 def numbers(report: Report) -> dict[str, Any]:
-    """Everything of membership.json."""
-    s, models = report.settings, report.models
+    """The content of membership.json."""
+    settings, models = report.settings, report.models
     return {
-        "workload": s.workload,
-        "model": s.model,
-        "method": s.method,
-        "trust": s.trust,
-        "unit": s.unit,
-        "public_seed": s.seed,
+        "workload": settings.workload,
+        "model": settings.model,
+        "method": settings.method,
+        "trust": settings.trust,
+        "unit": settings.unit,
+        "public_seed": settings.seed,
         "seed": report.seed,
         "shadows": len(models.inside) - 1,
         "candidates": len(models.rows),
@@ -360,17 +377,13 @@ def numbers(report: Report) -> dict[str, Any]:
         "test_accuracy": None if models.accuracy is None else list(models.accuracy),
         "claim": None if report.claim is None else asdict(report.claim),
         "attacks": {
-            one.attack: {
-                "right_answers": asdict(one.success),
-                "target": _roc(one.target),
-                "in_turn": _roc(one.in_turn),
-                "curve": [
-                    point
-                    for point in np.stack([GRID, one.curve, *one.band], 1).tolist()
-                    if point[1] == point[1]
-                ],
+            result.attack: {
+                "right_answers": asdict(result.success),
+                "target": roc_numbers(result.target),
+                "in_turn": roc_numbers(result.in_turn),
+                "curve": curve_numbers(result),
             }
-            for one in report.found
+            for result in report.found
         },
         "guessing": {
             "right_answers": 0.5,
@@ -378,17 +391,20 @@ def numbers(report: Report) -> dict[str, Any]:
             "tpr": {f"{rate:g}": rate for rate in LOW_RATES},
         },
         "bounds": {
-            one.name: {"auc": one.auc, "tpr": {f"{rate:g}": one.bound(rate) for rate in LOW_RATES}}
-            for one in report.limits
+            limit.name: {
+                "auc": limit.auc,
+                "tpr": {f"{rate:g}": limit.bound(rate) for rate in LOW_RATES},
+            }
+            for limit in report.limits
         },
         "own_run": {
             name: {
-                "right_answers": asdict(one.success),
-                "members": one.members,
-                "others": one.others,
-                **_roc(one.roc),
+                "right_answers": asdict(outcome.success),
+                "members": outcome.members,
+                "others": outcome.others,
+                **roc_numbers(outcome.roc),
             }
-            for name, one in report.own.items()
+            for name, outcome in report.own.items()
         },
         "granted": granted(report),
         "verdict": verdict(report),
@@ -396,8 +412,15 @@ def numbers(report: Report) -> dict[str, Any]:
     }
 
 
-def _roc(found: Roc) -> dict[str, Any]:
+def roc_numbers(curve: Roc) -> dict[str, Any]:
+    """AUC and rates with their intervals."""
     return {
-        "auc": asdict(found.auc),
-        "tpr": {f"{rate:g}": asdict(tpr) for rate, tpr in found.tpr.items()},
+        "auc": asdict(curve.auc),
+        "tpr": {f"{rate:g}": asdict(tpr) for rate, tpr in curve.tpr.items()},
     }
+
+
+def curve_numbers(result: Found) -> list[list[float]]:
+    """FPR, TPR and the ends of its interval at each measurable rate of ``GRID``."""
+    points = np.stack([GRID, result.curve, *result.band], 1)
+    return points[np.isfinite(result.curve)].tolist()  # type: ignore[no-any-return]

@@ -1,11 +1,10 @@
-"""Membership of single examples from the answers of a trained model: every attack of the table,
-with bounds.
+"""Membership attacks on the answers of trained models: their rates, and the bounds of a claim.
 
-Several attacks are tried and the best one is reported: intervals hold for all attacks and both
-figures of the verdict together (Bonferroni), so that chance in one of them is no finding.
-phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 +
-exp(-phi)); minus the loss for other losses. Scores are higher for members. Everything
-is computed from ``Trained``; which examples the target has is used for scoring only.
+Several attacks are tried and the best one is reported. So intervals hold for all attacks and both
+figures of the verdict together (Bonferroni): chance in one of them is no finding. phi is the
+scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 + exp(-phi)); for
+other losses it is minus the loss. Scores are higher for members. Attacks read ``Trained``; which
+examples the target has is used for rates only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,33 +29,36 @@ from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
 
-DRAWS = 200
+BOOTSTRAP_DRAWS = 200
 INTERVAL_ERROR = 0.05
-"""Chance that any interval of a verdict misses its rate."""
+"""Probability that any interval of a verdict misses its rate."""
 FIGURES = 2
 """Figures of each attack that the verdict compares with guessing: TPR at the first of LOW_RATES,
 and AUC.
 """
-SURE = 0.99
-"""Confidence of what contradicts a claim, for all attacks together."""
+REFUTING_CONFIDENCE = 0.99
+"""Confidence of intervals that may contradict a claim, for all attacks together."""
 GRID = np.geomspace(1e-5, 1, 101)
-"""False positive rates at which curves are kept."""
+"""False positive rates of curves."""
 BoundOf = Callable[[float], float]
+"""From a false positive rate to the largest true positive rate."""
 Scores = Float[np.ndarray, "targets candidates"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What one attack finds. success: right answers as in Yu et al. 2021, Table 5.
+    """The result of one attack. All intervals are simultaneous over the attacks.
 
-    target: of the target alone, exact intervals.
-    sure: the same at 99 %.
-    in_turn: of all models, each the target once, with intervals from a bootstrap over the
-        candidates. All of them are simultaneous over the attacks.
-    curve: true positive rates of ``in_turn`` on GRID.
-    band: the ends of their intervals.
+    attack: its name.
+    success: share of right answers as in Yu et al. 2021, Table 5.
+    target: rates on the target alone, with exact intervals.
+    sure: the same with intervals that may contradict a claim.
+    in_turn: rates over all models, each the target once, with intervals from a bootstrap over the
+        candidates.
+    curve: true positive rates of ``in_turn`` on GRID; NaN below the smallest measurable rate.
+    band: lower and upper ends of their intervals.
     drawn: AUC and rates of every draw of that bootstrap, which has the same candidates for every
-        attack.
+        attack; None for results without one.
     """
 
     attack: str
@@ -71,8 +73,10 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Limit:
-    """The largest expected rates that a claim allows, for any attacker that sees what the claim is
-    about.
+    """The largest expected rates of any attacker under a claim.
+
+    name: in tables and figures.
+    bound: from a false positive rate to the largest true positive rate.
     """
 
     name: str
@@ -80,7 +84,7 @@ class Limit:
 
     @property
     def auc(self) -> float:
-        """Area under the bound, rounded up: the curve increases."""
+        """Area under the bound, rounded up by its value at the right end of each interval."""
         edges = np.concatenate([np.geomspace(1e-9, 1e-3, 600), np.linspace(1e-3, 1, 2000)[1:]])
         widths = np.diff(edges, prepend=0.0)
         heights = [self.bound(float(edge)) for edge in edges]
@@ -88,30 +92,33 @@ class Limit:
 
 
 def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
-    """Every attack on the target, and on each model in turn with the others (less its pair) as
-    shadows. Attacks that need public rows are left out where there are none. ``more``: further
-    attacks of the same table, with which the intervals are simultaneous.
+    """The result of every attack, on the target and on each model in turn.
+
+    Shadows of a model are the others, less its pair and the target. Attacks that need public rows
+    are left out if there are none. ``more``: further attacks of the same table, with which the
+    intervals are simultaneous.
     """
-    inside, findings = models.inside, []
-    attacks = [tried for tried in membership_attacks() if usable(tried, answers(models, 0))]
-    rows = len(attacks) + more
+    inside, results = models.inside, []
+    known = answers(models, 0)
+    usable_attacks = [each for each in membership_attacks() if usable(each, known)]
+    rows = len(usable_attacks) + more
     confidence = confidence_of_each(rows)
-    for tried in attacks:
-        scores = np.stack([tried.score(answers(models, target)) for target in range(len(inside))])
+    for each in usable_attacks:
+        scores = np.stack([each.score(answers(models, target)) for target in range(len(inside))])
         members, others = scores[0, inside[0]], scores[0, ~inside[0]]
-        in_turn, (curve, *band), drawn = pooled(scores, inside, seed=seed, confidence=confidence)
-        outcome = Found(
-            attack=tried.name,
+        in_turn, curve_and_band, drawn = pooled(scores, inside, seed=seed, confidence=confidence)
+        result = Found(
+            attack=each.name,
             success=threshold_on(members, others, seed).success,
             target=roc(members, others, confidence=confidence),
-            sure=roc(members, others, confidence=sure_of_each(rows)),
+            sure=roc(members, others, confidence=refuting_confidence_of_each(rows)),
             in_turn=in_turn,
-            curve=curve,
-            band=np.stack(band),
+            curve=curve_and_band[0],
+            band=curve_and_band[1:],
             drawn=drawn,
         )
-        findings.append(outcome)
-    return findings
+        results.append(result)
+    return results
 
 
 def confidence_of_each(attacks: int, figures: int = FIGURES) -> float:
@@ -119,9 +126,9 @@ def confidence_of_each(attacks: int, figures: int = FIGURES) -> float:
     return 1 - INTERVAL_ERROR / (attacks * figures)
 
 
-def sure_of_each(attacks: int) -> float:
-    """The same for what contradicts a claim."""
-    return 1 - (1 - SURE) / attacks
+def refuting_confidence_of_each(attacks: int) -> float:
+    """The confidence of one interval that may contradict a claim (Bonferroni over attacks)."""
+    return 1 - (1 - REFUTING_CONFIDENCE) / attacks
 
 
 def threshold_on(
@@ -132,14 +139,16 @@ def threshold_on(
     return loss_threshold(torch.from_numpy(-members), torch.from_numpy(-others), generator)
 
 
-def usable(one: MembershipAttack, known: Answers) -> bool:
-    """Whether an attack has all that it needs."""
-    return all(map(known.has, one.needs))
+def usable(attack: MembershipAttack, known: Answers) -> bool:
+    """Whether the answers have all that an attack needs."""
+    return all(map(known.has, attack.needs))
 
 
 def answers(models: Trained, target: int) -> Answers:
-    """What an attack on one model reads. What it was trained on is not there."""
-    others = [m for m in range(1, len(models.inside)) if m not in (target, pair_of(target))]
+    """What an attack on one model reads. It does not have the model's own training rows."""
+    others = [
+        model for model in range(1, len(models.inside)) if model not in (target, pair_of(target))
+    ]
     public = models.public
     return Answers(
         target=models.confidence[target],
@@ -152,44 +161,45 @@ def answers(models: Trained, target: int) -> Answers:
 def pooled(
     scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int, confidence: float
 ) -> tuple[Roc, Float[np.ndarray, "3 grid"], Float[np.ndarray, "draws figures"]]:
-    """Rates over all targets at one threshold; the curve and the ends of its band, NaN below the
-    smallest rate that can be measured with so many non-members; AUC and rates of each draw.
+    """Rates over all targets at one threshold, the curve with its band, and the bootstrap.
 
-    Intervals: as many standard deviations as ``confidence`` asks of a normal, over candidates drawn
-    with all their scores. The draws depend on the seed and the count of candidates only.
+    The curve is NaN below the smallest rate that can be measured with so many non-members. The
+    bootstrap has AUC and rates of each draw.
 
-    An example's scores against several models depend on each other, candidates do not; that the
-    models share their shadows is not in the intervals.
+    Intervals are value +- z s: s the standard deviation over the draws, z the normal quantile of
+    ``confidence``. A draw takes candidates with all their scores, because the scores of one
+    candidate under several models depend on each other. The draws depend on the seed and the number
+    of candidates only. The intervals do not cover that models share their shadows.
     """
     first = public_generator(seed, "membership", "bootstrap").initial_seed()
     generator = np.random.default_rng(first)
     count = scores.shape[1]
-    place = np.unique(scores, return_inverse=True)[1].reshape(scores.shape)
-    values = _rates(place, inside, np.ones(count))
+    ranks = np.unique(scores, return_inverse=True)[1].reshape(scores.shape)
+    values = pooled_figures(ranks, inside, np.ones(count))
     draws = []
-    for _ in range(DRAWS):
+    for _ in range(BOOTSTRAP_DRAWS):
         candidates = generator.integers(0, count, count)
-        draws.append(_rates(place, inside, np.bincount(candidates, minlength=count)))
+        draws.append(pooled_figures(ranks, inside, np.bincount(candidates, minlength=count)))
     drawn = np.array(draws)
     reach = float(ndtri((1 + confidence) / 2)) * drawn.std(0, ddof=1)
     lows, highs = np.clip(values - reach, 0, 1), np.clip(values + reach, 0, 1)
-    shown = 1 + len(LOW_RATES)
-    auc, *tpr = map(_interval, values[:shown], lows[:shown], highs[:shown])
-    curve = np.stack([values[shown:], lows[shown:], highs[shown:]])
+    figures = 1 + len(LOW_RATES)  # the order of ``pooled_figures``: AUC, LOW_RATES, GRID
+    auc, *tpr = map(_interval, values[:figures], lows[:figures], highs[:figures])
+    curve = np.stack([values[figures:], lows[figures:], highs[figures:]])
     curve[:, GRID * (~inside).sum() < 1] = np.nan
-    return Roc(auc=auc, tpr=dict(zip(LOW_RATES, tpr, strict=True))), curve, drawn[:, :shown]
+    return Roc(auc=auc, tpr=dict(zip(LOW_RATES, tpr, strict=True))), curve, drawn[:, :figures]
 
 
 def _interval(value: float, low: float, high: float) -> Rate:
-    """A number with the ends of its interval, which has the number itself."""
+    """A number with an interval that is widened, if necessary, to include it."""
     return Rate(value=float(value), low=float(min(low, value)), high=float(max(high, value)))
 
 
 def paired_difference(one: Found, other: Found) -> Rate | None:
-    """TPR of ``one`` less that of ``other`` at the first of LOW_RATES, over all models in turn,
-    paired by candidate.
+    """TPR of ``one`` less that of ``other`` at the first of LOW_RATES, paired by candidate.
 
-    None without draws of both, and for draws of different counts.
+    The TPR is over all models in turn. None without draws of both, and for different numbers of
+    draws.
     """
     if one.drawn is None or other.drawn is None or one.drawn.shape != other.drawn.shape:
         return None
@@ -200,31 +210,31 @@ def paired_difference(one: Found, other: Found) -> Rate | None:
     return _interval(value, low, high)
 
 
-def _rates(
-    place: Int[np.ndarray, "targets candidates"],
+def pooled_figures(
+    ranks: Int[np.ndarray, "targets candidates"],
     inside: Bool[np.ndarray, "targets candidates"],
     times: Float[np.ndarray, " candidates"] | Int[np.ndarray, " candidates"],
 ) -> Float[np.ndarray, " figures"]:
-    """AUC, LOW_RATES and GRID where each candidate counts ``times``; ``place`` orders the scores,
-    equal ones together.
+    """AUC, and TPR at LOW_RATES and at GRID, if each candidate counts ``times``.
+
+    ranks: of the scores over all models, equal scores with one rank.
     """
-    weight = np.broadcast_to(times, place.shape).astype(np.float64)
-    scores = place.max() + 1
-    members = np.bincount(place[inside], weights=weight[inside], minlength=scores)
-    others = np.bincount(place[~inside], weights=weight[~inside], minlength=scores)
-    # those with this score or a higher one; none above the highest
-    accused, false_alarms = (
-        np.append(group[::-1].cumsum()[::-1], 0.0) for group in (members, others)
-    )
-    area = (others * (accused[1:] + members / 2)).sum() / members.sum() / others.sum()
+    weight = np.broadcast_to(times, ranks.shape).astype(np.float64)
+    scores = ranks.max() + 1
+    members = np.bincount(ranks[inside], weights=weight[inside], minlength=scores)
+    others = np.bincount(ranks[~inside], weights=weight[~inside], minlength=scores)
+    # by rank: how many have this rank or a higher one; 0 above the highest
+    hits, false_alarms = (np.append(group[::-1].cumsum()[::-1], 0.0) for group in (members, others))
+    # share of pairs in which the member has the higher score; equal scores count half
+    area = (others * (hits[1:] + members / 2)).sum() / members.sum() / others.sum()
+    # 1e-9 exceeds the rounding error of a product that is a whole number
     allowed = (np.concatenate([LOW_RATES, GRID]) * others.sum() + 1e-9).astype(int)
     threshold = np.searchsorted(-false_alarms, -allowed)  # the lowest with no more false alarms
-    return np.concatenate([[area], accused[threshold] / members.sum()])
+    return np.concatenate([[area], hits[threshold] / members.sum()])
 
 
 def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
-    """The claim of the planned schedule for its worst client, and what it allows; None without a
-    claim.
+    """The claim of the planned schedule for its worst client, and its bounds; None without a claim.
 
     The rates of one example are bounded at each false positive rate, and the bound is concave, so
     that it holds for the mean over examples at one threshold, too.
@@ -232,16 +242,17 @@ def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
     if not plan.method.mechanism.private:
         return None
     blocks, delta = count_blocks(plan), plan.settings.delta
-    by_client = {tuple(events_of(plan, t, blocks)) for t in plan.terms}
-    spent = {events: compose(list(events), delta=delta).upper for events in by_client}
-    worst = max(spent, key=lambda events: spent[events])
-    claim = claim_of(training_event(worst), spent[worst], delta)
+    schedules = {tuple(events_of(plan, terms, blocks)) for terms in plan.terms}
+    epsilons = {events: compose(list(events), delta=delta).upper for events in schedules}
+    worst = max(epsilons, key=lambda events: epsilons[events])
+    claim = claim_of(training_event(worst), epsilons[worst], delta)
     return claim, limits(claim, worst)
 
 
 def limits(claim: Claim, events: tuple[Event, ...]) -> tuple[Limit, ...]:
-    """By (epsilon, delta); and by the whole trade-off curve, unless the claim has a pruning round
-    or discrete noise.
+    """The bound of (epsilon, delta), and before it that of the trade-off curve if it is computed.
+
+    The curve is not computed for a claim with a pruning round or discrete noise.
     """
     pair = Limit(
         name=f"bound: epsilon {claim.epsilon:.3g}, delta {claim.delta:g}",
@@ -260,18 +271,19 @@ def limits(claim: Claim, events: tuple[Event, ...]) -> tuple[Limit, ...]:
 
 
 def by_epsilon(rate: float, epsilon: float, delta: float) -> float:
-    """TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)), from both directions of
-    (epsilon, delta).
+    """The bound of (epsilon, delta): TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)).
+
+    The two terms are from the two directions of (epsilon, delta).
     """
-    grown = np.exp(min(epsilon, 700.0)) * rate + delta
-    return float(min(1.0, grown, 1 - np.exp(-epsilon) * max(0.0, 1 - delta - rate)))
+    at_most = np.exp(min(epsilon, 700.0)) * rate + delta  # exp of a larger number overflows
+    return float(min(1.0, at_most, 1 - np.exp(-epsilon) * max(0.0, 1 - delta - rate)))
 
 
 def over_the_claim(sure: Mapping[str, Roc], limits: Sequence[Limit]) -> Mapping[str, str]:
-    """Attacks whose exact 99 % interval is above what a claim allows, by name, and where."""
+    """By name, attacks whose exact 99 % interval is above a limit, with that limit in words."""
     above = {}
-    for name, found in sure.items():
-        for rate, tpr in found.tpr.items():
+    for name, rates in sure.items():
+        for rate, tpr in rates.tpr.items():
             for limit in limits:
                 if tpr.low > limit.bound(rate):
                     above[name] = f"{limit.name}, at {100 * rate:g} % false alarms"

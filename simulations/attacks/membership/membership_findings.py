@@ -1,6 +1,4 @@
-"""What a membership attack found: tables, verdict and assumptions, for the terminal and the
-page.
-"""
+"""Findings of a membership attack, for the terminal and the page: tables, verdict, assumptions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from fedlsg.simulations.report.pages.page import Badge, Row, Table
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 
+# Keys of the next three are rows of the page, and of membership.json.
 GRANTED = {
     "candidates": "every example with its label and its client, but not whether it was in the "
     "training set; each was, with probability 1/2, so guessing is right half of the "
@@ -55,22 +54,30 @@ GRANTED_OF_PERSONS = {
     "sees": "the outputs of the trained model on all rows; no payload and no earlier round",
     "secret": "which persons the target was trained on, its batches and its noise",
 }
-ALL = {
+SEEN_AT_MOST = {
     "client": "all payloads of all rounds",
     "aggregate": "the sums of all rounds, and no single payload",
     "secure": "the sums of all rounds, and what {readers} clients know",
     "server": "the weights of all rounds, and no update",
 }
-"""What an attacker may see that the claim bounds, by trust."""
+"""By trust: the most that an attacker may see for the claim to bound its rates."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """Everything that is reported. own: attacks on the run's own model and payloads, if there is a
-    run.
+    """The results of a membership attack.
 
+    settings: of the models.
+    models: the target and its shadows.
+    found: the result of each attack by shadow models.
+    claim: the claimed epsilon; None without a claim.
+    limits: the largest rates that the claim allows; empty without a claim.
+    own: attacks on the run's own model and payloads, by name; empty without a run.
+    seed: repeats all draws and the noise.
+    seconds: of the whole command.
     test_examples: of the public test split, on which every model's accuracy is measured; 0 if
-    unknown. chance: the accuracy of guessing there; None without classes.
+        unknown.
+    chance: the accuracy of guessing there; None without classes.
     """
 
     settings: Settings
@@ -86,48 +93,52 @@ class Report:
 
     @property
     def rows(self) -> Mapping[str, Roc]:
-        """All attacks of the table, by the name that the verdict gives them."""
+        """Rates of all attacks of the table, by the name in the verdict."""
         return self._each("in_turn", "roc")
 
     @property
     def above(self) -> Mapping[str, str]:
-        """Those that are above what the claim allows, and where."""
+        """By name, attacks that are above what the claim allows, and where."""
         return over_the_claim(self._each("sure", "sure"), self.limits)
 
-    def _each(self, found: str, own: str) -> Mapping[str, Roc]:
-        known = {outcome.attack: getattr(outcome, found) for outcome in self.found}
-        return known | {on_run(name): getattr(outcome, own) for name, outcome in self.own.items()}
+    def _each(self, field: str, own_field: str) -> Mapping[str, Roc]:
+        """A field of each result in ``found``, and another one of each in ``own``, by name."""
+        rates = {result.attack: getattr(result, field) for result in self.found}
+        for name, outcome in self.own.items():
+            rates[name_on_run(name)] = getattr(outcome, own_field)
+        return rates
 
 
-def on_run(name: str) -> str:
-    """What an attack on the run's own model or payloads is called."""
+def name_on_run(name: str) -> str:
+    """The name of an attack on the run's own model or payloads."""
     return f"{name} on the run itself"
 
 
-RATES = tuple(f"TPR at {100 * rate:g} % FPR" for rate in LOW_RATES)
+RATE_COLUMNS = tuple(f"TPR at {100 * rate:g} % FPR" for rate in LOW_RATES)
+"""Columns of the table."""
 
 
 def tables(report: Report) -> list[Table]:
-    """One table: all models in turn, the run itself, guessing, and what the claim allows."""
+    """One table: guessing, all models in turn, the run itself, and what the claim allows."""
     models, found, own = len(report.models.inside), report.found, report.own
     rows = [
         Row(
             cells=("guessing", *(f"{100 * rate:g} %" for rate in LOW_RATES), "0.5", "50 %"),
             style="reference",
         ),
-        *(_row(outcome.attack, outcome.in_turn, outcome.success) for outcome in found),
-        *(_row(on_run(name), outcome.roc, outcome.success) for name, outcome in own.items()),
-        *(Row(cells=cells) for cells in _bounds(report.limits)),
+        *(_row(result.attack, result.in_turn, result.success) for result in found),
+        *(_row(name_on_run(name), outcome.roc, outcome.success) for name, outcome in own.items()),
+        *(Row(cells=cells) for cells in _bound_rows(report.limits)),
     ]
     note = (
         "TPR: members found; FPR: others wrongly called members. "
-        f"{models} models, each the target in turn. {_in_brackets(len(report.rows))} (bootstrap "
+        f"{models} models, each the target in turn. {_interval_note(len(report.rows))} (bootstrap "
         "over the candidates; exact on the run itself). They do not cover that the models share "
         f"their shadows.{_differences(found)} "
         "Right answers: of the first target, as in Yu et al. 2021 (RGP), Table 5."
     )
     if own:
-        outcome = next(iter(own.values()))
+        outcome = next(iter(own.values()))  # the attacks on the model are before that on payloads
         note += (
             f" On the run's own model: {outcome.members} training examples against "
             f"{outcome.others} of the test split, the other half of which is public. The two "
@@ -136,52 +147,51 @@ def tables(report: Report) -> list[Table]:
     return [
         Table(
             title="Attacks",
-            columns=("attack", *RATES, "AUC", "right answers"),
+            columns=("attack", *RATE_COLUMNS, "AUC", "right answers"),
             rows=tuple(rows),
             note=note,
         )
     ]
 
 
-def _in_brackets(attacks: int) -> str:
-    """What the intervals cover."""
+def _interval_note(attacks: int) -> str:
+    """The note on what the intervals of the table cover."""
     return (
         f"In brackets: intervals that hold with {100 * (1 - INTERVAL_ERROR):g} % confidence for "
         f"all {attacks} attacks and both figures of the verdict together"
     )
 
 
-def _row(name: str, found: Roc, right: Rate) -> Row:
-    rates = (_rate(found.tpr[rate]) for rate in LOW_RATES)
-    return Row(cells=(name, *rates, _area(found.auc), _rate(right, 1)))
+def _row(name: str, rates: Roc, success: Rate) -> Row:
+    tpr = (_rate_words(rates.tpr[rate]) for rate in LOW_RATES)
+    return Row(cells=(name, *tpr, _auc_words(rates.auc), _rate_words(success, 1)))
 
 
 def _differences(found: Sequence[Found]) -> str:
-    """Each attack compared with the first one, on the same candidates."""
-    first, words = found[0], []
-    for other in found[1:]:
-        found_rate = paired_difference(other, first)
-        if found_rate is not None:
-            value, low, high = (
-                100 * part for part in (found_rate.value, found_rate.low, found_rate.high)
-            )
+    """The difference of each attack to the first one, on the same candidates; may be empty."""
+    first, *others = found
+    words = []
+    for other in others:
+        if (difference := paired_difference(other, first)) is not None:
+            low, high = 100 * difference.low, 100 * difference.high
+            value = 100 * difference.value
             words.append(f"{other.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
-    at = f"{100 * LOW_RATES[0]:g} % FPR"
+    if not words:
+        return ""
     return (
-        f" TPR at {at} less that of the {first.attack}, paired by candidate, each with 95 %: "
-        f"{'; '.join(words)}."
-        if words
-        else ""
+        f" TPR at {100 * LOW_RATES[0]:g} % FPR less that of the {first.attack}, paired by "
+        f"candidate, each with 95 %: {'; '.join(words)}."
     )
 
 
-def _in(settings: Settings, words: Mapping[str, str]) -> str:
-    """The words for the settings' trust mode."""
+def _seen_at_most(settings: Settings) -> str:
+    """The most that an attacker may see under the settings' trust."""
     readers = max(1, settings.colluders or 0)
-    return words[settings.trust].format(readers=readers, unit=settings.unit)
+    return SEEN_AT_MOST[settings.trust].format(readers=readers)
 
 
-def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
+def _bound_rows(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
+    """The cells of each limit; without a claim one row that says so."""
     if not limits:
         return [("bound", *["no claim"] * len(LOW_RATES), "no claim", "")]
     return [
@@ -190,11 +200,11 @@ def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
     ]
 
 
-def _area(auc: Rate) -> str:
+def _auc_words(auc: Rate) -> str:
     return f"{auc.value:.3f} [{auc.low:.3f}, {auc.high:.3f}]"
 
 
-def _rate(rate: Rate, digits: int = 2) -> str:
+def _rate_words(rate: Rate, digits: int = 2) -> str:
     value, low, high = (f"{100 * part:.{digits}f}" for part in (rate.value, rate.low, rate.high))
     return f"{value} % [{low}, {high}]"
 
@@ -214,7 +224,7 @@ BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
         "none": ("no attack succeeded", "good"),
     }
 )
-"""Verdicts in a few words."""
+"""Verdicts in a few words, and their colour."""
 
 
 def badge_of(report: Report) -> tuple[str, Badge]:
@@ -226,9 +236,7 @@ def badge_of(report: Report) -> tuple[str, Badge]:
 
 
 def grade_of(report: Report) -> Grade:
-    """What the best of all attacks of the table shows, those on the run itself included: badge and
-    verdict are made of it.
-    """
+    """The grade of the best of all attacks of the table, those on the run itself included."""
     rows, rate = report.rows.values(), LOW_RATES[0]
     if report.above or any(row.tpr[rate].low > rate for row in rows):
         return "members"
@@ -236,65 +244,69 @@ def grade_of(report: Report) -> Grade:
 
 
 def verdict(report: Report) -> str:
-    """What the strongest attack reaches, compared with guessing and with the claim."""
-    text = _words(report.rows)
+    """The rate of the strongest attack, compared with guessing and with the claim."""
+    text = _strongest_words(report.rows)
     for name, what in report.above.items():
         text += f" {name} is above what the claim allows ({what}): run fedlsg audit."
-        if name not in {one.attack for one in report.found}:
+        if name not in {result.attack for result in report.found}:
             text += " Or training and test split differ in more than membership."
     if not report.limits:
         return f"{text} No epsilon is claimed: nothing bounds a stronger attacker."
-    allowed = min(one.bound(LOW_RATES[0]) for one in report.limits)
-    bounded = f"for any attacker that sees {_in(report.settings, ALL)}"
-    return (
-        text
-        if report.above
-        else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
-    )
+    if report.above:
+        return text
+    allowed = _percent(min(limit.bound(LOW_RATES[0]) for limit in report.limits))
+    attacker = f"any attacker that sees {_seen_at_most(report.settings)}"
+    return f"{text} The claim allows at most {allowed} there, for {attacker}."
 
 
 def strongest(rows: Mapping[str, Roc]) -> str:
-    """The attack that the verdict names: the best of those above guessing at 1 % false alarms, else
-    of those whose AUC is, else of all.
+    """The name of the attack for the verdict.
+
+    It is the best of those above guessing at 1 % false alarms, else of those whose AUC is above
+    guessing, else of all.
     """
     rate = LOW_RATES[0]
-    above = [name for name, row in rows.items() if row.tpr[rate].low > rate]
-    if not above and (wide := [name for name, row in rows.items() if row.auc.low > 0.5]):
-        return max(wide, key=lambda name: rows[name].auc.value)
-    return max(above or rows, key=lambda name: rows[name].tpr[rate].value)
+    by_rate = [name for name, row in rows.items() if row.tpr[rate].low > rate]
+    by_auc = [name for name, row in rows.items() if row.auc.low > 0.5]
+    if by_auc and not by_rate:
+        return max(by_auc, key=lambda name: rows[name].auc.value)
+    return max(by_rate or rows, key=lambda name: rows[name].tpr[rate].value)
 
 
-def _words(rows: Mapping[str, Roc]) -> str:
-    """What the strongest attack reaches at 1 % false alarms; or whether only its AUC, or nothing,
-    distinguishes it from guessing.
+def _strongest_words(rows: Mapping[str, Roc]) -> str:
+    """The strongest attack at 1 % false alarms in a sentence.
+
+    It says whether the rate, only the AUC, or nothing distinguishes the attack from guessing.
     """
     rate, best = LOW_RATES[0], strongest(rows)
     tpr, auc = rows[best].tpr[rate], rows[best].auc
-    at = f"at {100 * rate:g} % false alarms (guessing: {100 * rate:g} %)"
-    tried = f"the strongest of {len(rows)} attacks"
+    members = f"{_rate_words(tpr)} of the members"
+    alarms = f"at {100 * rate:g} % false alarms (guessing: {100 * rate:g} %)"
+    subject = f"{best}, the strongest of {len(rows)} attacks,"
     if tpr.low > rate:
-        return f"{best}, {tried}, finds {_rate(tpr)} of the members {at}."
+        return f"{subject} finds {members} {alarms}."
     if auc.low > 0.5:
         return (
-            f"{best}, {tried}, distinguishes members from others better than guessing, AUC "
-            f"{_area(auc)} (guessing: 0.5), but none of them does {at}: it finds {_rate(tpr)} of "
-            "the members."
+            f"{subject} distinguishes members from others better than guessing, AUC "
+            f"{_auc_words(auc)} (guessing: 0.5), but none of them does {alarms}: it finds "
+            f"{members}."
         )
     return (
         f"None of {len(rows)} attacks can be distinguished from guessing: the best, "
-        f"{best}, finds {_rate(tpr)} of the members {at}."
+        f"{best}, finds {members} {alarms}."
     )
 
 
 def facts(report: Report) -> dict[str, str]:
-    """How the models were made, their accuracy, and the claim, by name."""
-    s = report.settings
+    """Facts by name: how the models were made, their accuracy, and the claim."""
+    settings = report.settings
     lines = {
         "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random "
-        f"half of the {'clients' if unit_named(s.unit).whole else 'training set'}",
-        "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} "
-        "rounds, with the sigma and the sample rate of a whole run",
-        **_accuracy(report),
+        f"half of the {'clients' if unit_named(settings.unit).whole else 'training set'}",
+        "trains": f"{settings.model} on {settings.workload}, method {settings.method}, "
+        f"{settings.clients} clients, {settings.rounds} rounds, with the sigma and the sample rate "
+        "of a whole run",
+        **_accuracy_facts(report),
     }
     if report.claim is None:
         return {**lines, "epsilon": "none is claimed"}
@@ -306,16 +318,14 @@ def facts(report: Report) -> dict[str, str]:
     }
 
 
-def _accuracy(report: Report) -> dict[str, str]:
-    """Of the models, and its standard error; nothing where targets are no classes."""
+def _accuracy_facts(report: Report) -> dict[str, str]:
+    """Facts about the models' accuracy and its standard error; empty if targets are no classes."""
     if report.models.accuracy is None:
         return {}
     accuracy = 100 * np.array(report.models.accuracy)
-    spread = (
-        f", standard deviation over the models {accuracy.std(ddof=1):.1f} points"
-        if len(accuracy) > 1
-        else ""
-    )
+    spread = ""
+    if len(accuracy) > 1:
+        spread = f", standard deviation over the models {accuracy.std(ddof=1):.1f} points"
     lines = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
     if report.test_examples:
         share = float(accuracy.mean()) / 100
@@ -328,7 +338,7 @@ def _accuracy(report: Report) -> dict[str, str]:
 
 
 def at_guessing(report: Report) -> str | None:
-    """A warning where the attacked models have learned nothing that an attack could find."""
+    """A warning if the attacked models learned nothing that an attack could find; else None."""
     if report.models.accuracy is None or report.chance is None:
         return None
     if beats_chance(report.models.accuracy, report.chance):
@@ -341,15 +351,16 @@ def at_guessing(report: Report) -> str | None:
 
 
 def granted(report: Report) -> dict[str, str]:
-    """The assumptions in words."""
+    """The assumptions in words, by name."""
     unit = unit_named(report.settings.unit)
-    of_persons = GRANTED | GRANTED_OF_PERSONS
-    return GRANTED_OF_CLIENTS if unit.whole else of_persons if unit.persons else GRANTED
+    if unit.whole:
+        return GRANTED_OF_CLIENTS
+    return GRANTED | GRANTED_OF_PERSONS if unit.persons else GRANTED
 
 
 def bounded(report: Report) -> str:
-    """Whom the bounds hold for."""
+    """The note on the attackers for whom the bounds hold."""
     return (
-        f"The bounds hold for every attacker, even one that sees {_in(report.settings, ALL)}. They "
-        "follow from the claim and were not measured."
+        "The bounds hold for every attacker, even one that sees "
+        f"{_seen_at_most(report.settings)}. They follow from the claim and were not measured."
     )

@@ -1,10 +1,10 @@
-"""Models of a run's settings on random halves of the training set, for membership attacks (Carlini
-et al. 2022).
+"""Shadow models for membership attacks (Carlini et al. 2022).
 
-Model 0 is the target: it has each example with probability 1/2. The others are shadows in pairs, a
-random half and its complement, so that every example is in half of the shadows. Clients, wire,
-ledger and server are those of a run, in a folder that is deleted; the attacks know everything about
-the training except which examples the target has.
+Each has the settings of a run and a random half of its training set. Model 0 is the target: it has
+each example with probability 1/2. The others are shadows in pairs, a random half and its
+complement, so that every example is in half of the shadows. Clients, wire, ledger and server are
+those of a run, in a folder that is deleted. The attacks know everything about the training except
+which examples the target has.
 """
 
 import math
@@ -32,25 +32,28 @@ from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 
 MIN_SHADOWS = 6
-"""Fewest shadows: without the target in turn and its pair, two shadows still have each example and
-two do not.
+"""Shadows at least. If a shadow is the target in turn, it and its pair are left out; of the others
+two still have each example, and two do not.
 """
-CANDIDATES = 10_000
-PUBLIC = 1000
-"""Most public rows, of the test split, that attacks compare candidates with."""
-BATCH, TRIED = 500, 64
+MAX_CANDIDATES = 10_000
+"""Candidates at most."""
+MAX_PUBLIC = 1000
+"""Rows of the test split that attacks compare candidates with at most."""
+QUERY_BATCH = 500
+"""Rows of one query of a model."""
+TRIED_ROWS = 64
+"""Random rows on which a loss is compared with cross-entropy."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """What the attacks read: phi of each example, see ``confidences``, and which model has which
-    example.
+    """The knowledge of the attacks: phi of each candidate, see ``confidences``, and its models.
 
     rows: the candidates in the training split.
     confidence: phi of each candidate under each model, target first.
-    inside: whether the model was trained with it.
-    accuracy: of each model on the test split, in 0..1; None where targets are no classes.
-    public: the same of rows of the test split; None without a test split.
+    inside: whether the model was trained with the candidate.
+    accuracy: of each model on the test split, in 0..1; None if targets are no classes.
+    public: phi of rows of the test split; None without a test split.
     """
 
     rows: Int64[np.ndarray, " candidates"]
@@ -62,8 +65,13 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicRows:
-    """phi of rows of the test split, which no model has: under each model, target first, and under
-    the public model before training. features: see ``Public``.
+    """phi of rows of the test split, which no model was trained with, and features; see ``Public``.
+
+    confidence: phi of each public row under each model, target first.
+    first: phi of each public row under the public model before training.
+    first_of_candidates: the same of each candidate.
+    features: of each public row.
+    features_of_candidates: of each candidate.
     """
 
     confidence: Float[np.ndarray, "models public"]
@@ -73,7 +81,7 @@ class PublicRows:
     features_of_candidates: Float[np.ndarray, "candidates features"]
 
     def against(self, target: int, shadows: list[int]) -> Public:
-        """What an attack on one model reads of them, with others as shadows."""
+        """The part that an attack on one model reads, with others as shadows."""
         return Public(
             target=self.confidence[target],
             shadows=self.confidence[shadows],
@@ -85,33 +93,32 @@ class PublicRows:
 
 
 def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
-    """Train the target and its shadows, and query each for every candidate (all examples, or 10,000
-    at random).
+    """Train the target and its shadows, and query each for every candidate.
 
-    ``seed`` repeats all draws and the noise. The initial weights, carriers and clients of all
-    models are those of ``plan``: they come from its public seed, which the attacker knows.
-    Raises ValueError for too few shadows, a client that is left without an example, or a model that
-    diverged.
+    Candidates are all units, or ``MAX_CANDIDATES`` at random. ``seed`` repeats all draws and the
+    noise. The initial weights, carriers and clients of all models are those of ``plan``: they come
+    from its public seed, which the attacker knows. Raises ValueError for too few shadows, for a
+    client that is left without an example, and for a model that diverged.
     """
     check_clients(plan)
     total = count_units(plan)
     inside = halves(shadows, total, seed)
     draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
-    rows = draw[:CANDIDATES].sort().values
+    rows = draw[:MAX_CANDIDATES].sort().values
     if plan.unit.single:
         rows = plan.workload.train.order(rows)
-    known = public_rows(plan, seed)
-    answers, accuracy, outside = [], [], []
+    public = public_rows(plan, seed)
+    answers, public_answers, accuracy = [], [], []
     for number, members in enumerate(inside):
 
         def on_round(done: int, number: int = number) -> None:
             share = (number + done / plan.schedule.rounds) / len(inside)
             tick(share, f"model {number + 1} of {len(inside)}, round {done}")
 
-        with trained(on_half(plan, members), seed, number, on_round) as model:
+        with train_model(half_plan(plan, members), seed, number, on_round) as model:
             answers.append(confidences_of(model, plan, rows))
-            outside.append(
-                confidences(model, plan.workload, plan.workload.test, known, plan.device)
+            public_answers.append(
+                confidences(model, plan.workload, plan.workload.test, public, plan.device)
             )
             accuracy.append(accuracy_of(model, plan.workload, plan.device))
         if not np.isfinite(answers[-1]).all():
@@ -119,21 +126,22 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
                 f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train "
                 "slower"
             )
-    order = rows.numpy()
     return Trained(
-        rows=order,
+        rows=rows.numpy(),
         confidence=np.stack(answers),
-        inside=inside[:, order].numpy(),
+        inside=inside[:, rows].numpy(),
         accuracy=None if plan.workload.num_classes is None else tuple(accuracy),
-        public=before_training(plan, rows, known, np.stack(outside)) if len(known) else None,
+        public=before_training(plan, rows, public, np.stack(public_answers))
+        if len(public)
+        else None,
     )
 
 
 def public_rows(plan: Plan, seed: int) -> Int64[Tensor, " public"]:
-    """Rows of the test split, ``PUBLIC`` at most, at random."""
+    """Random rows of the test split, ``MAX_PUBLIC`` at most."""
     generator = public_generator(seed, "membership", "public")
-    drawn = torch.randperm(len(plan.workload.test), generator=generator)[:PUBLIC]
-    return plan.workload.test.order(drawn)
+    rows = torch.randperm(len(plan.workload.test), generator=generator)[:MAX_PUBLIC]
+    return plan.workload.test.order(rows)
 
 
 def before_training(
@@ -142,7 +150,7 @@ def before_training(
     public: Int64[Tensor, " public"],
     confidence: Float[np.ndarray, "models public"],
 ) -> PublicRows:
-    """What the public model before private training says of candidates and of public rows."""
+    """Public rows with their phi under all models, and under the model before private training."""
     test = plan.workload.test
     with plan.initial.server().evaluated() as model:
         return PublicRows(
@@ -150,16 +158,16 @@ def before_training(
             first=confidences(model, plan.workload, test, public, plan.device),
             first_of_candidates=confidences_of(model, plan, candidates),
             features=features(model, plan.workload, test, public, plan.device),
-            features_of_candidates=mean_of(candidates, plan, partial(features, model)),
+            features_of_candidates=mean_by_unit(candidates, plan, partial(features, model)),
         )
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
-    """Which model has which example, the target first. Shadows 1 and 2, 3 and 4, ... complement
-    each other.
+    """Whether each model has each example, the target first.
 
-    Guarantee: a model has an example with probability 1/2. Draws of different models are
-    independent, except within a pair. Raises ValueError for an odd number of shadows, or too few.
+    Shadows 1 and 2, 3 and 4, ... complement each other. Guarantee: a model has an example with
+    probability 1/2. Draws of different models are independent, except within a pair. Raises
+    ValueError for an odd number of shadows, or too few.
     """
     check_shadows(shadows)
     generator = public_generator(seed, "membership", "coins")
@@ -179,14 +187,16 @@ def check_shadows(shadows: int) -> None:
 
 def pair_of(model: int) -> int | None:
     """The shadow that has exactly what ``model`` leaves out; None for the target."""
-    return None if model == 0 else model + 1 if model % 2 else model - 1
+    if model == 0:
+        return None
+    return model + 1 if model % 2 else model - 1
 
 
-def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
-    """The plan on the examples of one half: same rate and noise, and the public divisor of half the
-    data.
+def half_plan(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
+    """The plan on one half of the examples, of the persons or of the clients.
 
-    At client level on half of the clients, at the level of persons on half of these.
+    Rate and noise are the same, the public divisor is that of half the data. At client level the
+    divisor is the same, too: it is a public constant.
     """
     if plan.unit.whole:
         return without_clients(plan, members)
@@ -201,16 +211,19 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
         parts=parts,
         local=replace(plan.local, expected_batch=plan.local.expected_batch / 2),
     )
-    terms = [replace(t, num_examples=half.rows.size_of(k)) for k, t in enumerate(plan.terms)]
+    terms = [
+        replace(terms, num_examples=half.rows.size_of(client))
+        for client, terms in enumerate(plan.terms)
+    ]
     return replace(half, terms=tuple(terms))
 
 
 @contextmanager
-def trained(
+def train_model(
     plan: Plan, seed: int, number: int, on_round: Callable[[int], None]
 ) -> Iterator[nn.Module]:
-    """A model trained by the local engine, as it is evaluated."""
-    # on the public seed alone all would draw the same noise
+    """Train a model by the local engine; yields it as it is evaluated."""
+    # a stream for each model: by the public seed alone all models would have the same noise
     plan = replace(plan, stream=("membership", seed, number))
     with run_in_scratch(plan, lambda row: on_round(row.round)) as (directory, summary):
         refuse_diverged(summary)
@@ -224,16 +237,17 @@ def confidences_of(
     model: nn.Module, plan: Plan, candidates: Tensor
 ) -> Float[np.ndarray, " candidates"]:
     """phi of each candidate: of an example, or the mean over the examples of a client or person."""
-    return mean_of(candidates, plan, partial(confidences, model))
+    return mean_by_unit(candidates, plan, partial(confidences, model))
 
 
-def mean_of(
+def mean_by_unit(
     candidates: Tensor, plan: Plan, of_rows: Callable[..., np.ndarray]
 ) -> Float[np.ndarray, "candidates *shape"]:
-    """What ``of_rows(workload, split, rows, device)`` gives for each candidate: for its example, or
-    the mean over the examples of a client or person.
+    """``of_rows(workload, split, rows, device)`` for each candidate.
+
+    A candidate is an example, or a client or person with the mean over its examples.
     """
-    w, device = plan.workload, plan.device
+    workload, device = plan.workload, plan.device
     if plan.person is not None:
         order, counts = plan.person.argsort(stable=True), plan.person.bincount()
         of_person = order.split(counts.tolist())
@@ -241,27 +255,26 @@ def mean_of(
     elif plan.unit.whole:
         parts = [plan.parts[int(client)] for client in candidates]
     else:
-        return of_rows(w, w.train, candidates, device)
-    return np.stack([of_rows(w, w.train, part, device).mean(0) for part in parts])
+        return of_rows(workload, workload.train, candidates, device)
+    return np.stack([of_rows(workload, workload.train, part, device).mean(0) for part in parts])
 
 
 @torch.no_grad()
 def confidences(
     model: nn.Module, workload: LoadedWorkload, split: Split, rows: Tensor, device: str
 ) -> Float[np.ndarray, " rows"]:
-    """phi of each row, from one query without augmentation, in evaluation mode; higher for what the
-    model knows better.
+    """phi of each row, from one query without augmentation, in evaluation mode.
 
-    log(p / (1 - p)) of the true class where the loss is cross-entropy, times a constant; else minus
-    the loss.
+    log(p / (1 - p)) of the true class if the loss is cross-entropy times a constant, else minus the
+    loss: higher for rows that the model fits better.
     """
     training, parts = model.training, []
     model.eval()
-    classes = is_cross_entropy(workload)
-    for batch in rows.split(BATCH):
+    has_classes = is_cross_entropy(workload)
+    for batch in rows.split(QUERY_BATCH):
         inputs, targets = split.batch(batch)
         outputs = model_outputs(model, to_device(inputs, device))
-        if classes:
+        if has_classes:
             parts.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
         else:
             parts.append(-workload.loss(outputs, targets.to(device)).double().cpu())
@@ -273,14 +286,16 @@ def confidences(
 def features(
     model: nn.Module, workload: LoadedWorkload, split: Split, rows: Tensor, device: str
 ) -> Float[np.ndarray, "rows features"]:
-    """What a regression on public rows reads of a row: its class, and the outputs of a public
-    model; phi alone where targets are no classes.
+    """Features of each row for a regression on public rows.
+
+    They are the one-hot class and the outputs of a public model; phi alone if targets are no
+    classes.
     """
     if workload.num_classes is None:
         return confidences(model, workload, split, rows, device)[:, np.newaxis]
     parts, training = [], model.training
     model.eval()
-    for batch in rows.split(BATCH):
+    for batch in rows.split(QUERY_BATCH):
         inputs, targets = split.batch(batch)
         outputs = scores_of(model_outputs(model, to_device(inputs, device))).double().cpu()
         classes = functional.one_hot(targets, workload.num_classes).double()
@@ -290,7 +305,7 @@ def features(
 
 
 def accuracy_of(model: nn.Module, workload: LoadedWorkload, device: str) -> float:
-    """Share of the test split that the model gets right; NaN where targets are no classes."""
+    """Share of the test split that the model gets right; NaN if targets are no classes."""
     score = evaluate(
         model,
         workload.test,
@@ -306,19 +321,21 @@ def is_cross_entropy(workload: LoadedWorkload) -> bool:
     if workload.num_classes is None:
         return False
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(TRIED, workload.num_classes, generator=generator, dtype=torch.float64)
-    labels = torch.arange(TRIED) % workload.num_classes
+    logits = torch.randn(TRIED_ROWS, workload.num_classes, generator=generator, dtype=torch.float64)
+    labels = torch.arange(TRIED_ROWS) % workload.num_classes
     try:
         ratio = workload.loss(logits, labels) / functional.cross_entropy(
             logits, labels, reduction="none"
         )
-        return bool((ratio > 0).all()) and torch.allclose(ratio, ratio[0].expand(TRIED), rtol=1e-5)
-    except Exception:  # of other outputs: a loss of a user's own may raise anything
+        return bool((ratio > 0).all()) and torch.allclose(
+            ratio, ratio[0].expand(TRIED_ROWS), rtol=1e-5
+        )
+    except Exception:  # a user's own loss for other outputs may raise anything
         return False
 
 
 def count_units(plan: Plan) -> int:
-    """How many units there are: training examples, persons, or clients."""
+    """The number of units: training examples, persons, or clients."""
     if plan.person is not None:
         return int(plan.person.max()) + 1
     return len(plan.workload.train) if not plan.unit.whole else len(plan.parts)
@@ -334,9 +351,7 @@ def check_clients(plan: Plan) -> None:
 
 
 def without_clients(plan: Plan, members: Bool[Tensor, " clients"]) -> Plan:
-    """The plan without the other clients: the same rate, noise and divisor, which are public
-    constants.
-    """
+    """The plan with these clients only; rate, noise and divisor are public constants."""
     kept = members.nonzero().squeeze(1).tolist()
     return replace(
         plan,

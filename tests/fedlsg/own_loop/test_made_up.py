@@ -14,7 +14,7 @@ from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.hooked_pass.supported import UnsupportedLayerError
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.isolation.levels import Isolation
-from fedlsg.strategies.own_loop.examples import check_example, check_synthetic, checked_ctc
+from fedlsg.strategies.own_loop.examples import check_example, check_synthetic, ctc_checks
 from tests.fedlsg.support.mixing_zoo import HONEST, LABELS, MIXING, Case, Embedded
 
 
@@ -155,6 +155,6 @@ def test_one_that_mixes_is_refused():
 )
 def test_what_ends_a_process_raises(targets, lengths, why):
     scores = torch.zeros(6, 1, 5).log_softmax(-1)
-    with checked_ctc(), pytest.raises(ValueError, match=why):
+    with ctc_checks(), pytest.raises(ValueError, match=why):
         functional.ctc_loss(scores, torch.tensor(targets), torch.tensor([6]), torch.tensor(lengths))
     assert torch.ctc_loss.__name__ == "ctc_loss"

@@ -16,14 +16,19 @@ from fedlsg.simulations.attacks.before_after import (
     caption,
     check_alike,
     headline,
-    outcome,
-    places,
+    outcome_of_run,
+    replace_zero_sigma,
     side_names,
-    without_zero,
+    updates_in,
 )
 from fedlsg.simulations.attacks.findings import VERDICTS, read_each
 from fedlsg.simulations.attacks.observations import open_record, privacy_facts
-from fedlsg.simulations.attacks.recording import over, record_like, record_pair, recorded
+from fedlsg.simulations.attacks.recording import (
+    find_or_record,
+    record_like,
+    record_pair,
+    with_changes,
+)
 from fedlsg.simulations.attacks.target import Options, attack_each, rows_of
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping, values_of
@@ -107,9 +112,9 @@ def test_both_runs_see_the_same_rows_and_equal_settings_the_same_payloads(out, t
     """Only the noise differs: planted equal settings give the same bytes."""
     before, after = (record_of(out / "before-after" / name) for name in ("against", "run"))
     check_alike(before, after, {"mechanism": "clip-only"})
-    assert len({one for number, one in places(after) if len(rows_of(after, number, one))}) >= 2
+    assert len({one for number, one in updates_in(after) if len(rows_of(after, number, one))}) >= 2
     settings = {k: v for k, v in values_of(after.base.settings).items() if k != "run_dir"}
-    again = Path(recorded(settings, tmp_path / "again", CONSOLE, "cpu"))
+    again = Path(find_or_record(settings, tmp_path / "again", CONSOLE, "cpu"))
     assert payloads(again) == payloads(after.run.path) != payloads(before.run.path)
 
 
@@ -119,7 +124,7 @@ def test_both_runs_see_the_same_rows_and_equal_settings_the_same_payloads(out, t
 def test_other_rows_and_other_weights_are_refused(change, what, out, tmp_path):
     after = record_of(out / "before-after" / "run")
     settings = {k: v for k, v in values_of(after.base.settings).items() if k != "run_dir"}
-    other = record_of(Path(recorded({**settings, **change}, tmp_path / "r", CONSOLE, "cpu")))
+    other = record_of(Path(find_or_record({**settings, **change}, tmp_path / "r", CONSOLE, "cpu")))
     with pytest.raises(ValueError, match=f"do not have the same {what}"):
         check_alike(other, after, change)
 
@@ -146,7 +151,7 @@ def wanted(monkeypatch) -> list[dict]:
         found.append(settings)
         return str(directory)
 
-    monkeypatch.setattr(recording, "recorded", note)
+    monkeypatch.setattr(recording, "find_or_record", note)
     return found
 
 
@@ -210,20 +215,20 @@ def test_the_command_refuses_what_does_not_go_with_two_settings(options, words, 
 
 def test_what_a_change_makes_void_is_left_out():
     run = {"method": "lsg", "rank": 4, "mechanism": "dp", "clip_norm": 1.0, "noise_multiplier": 2.0}
-    assert over(run, {"mechanism": "none"}).keys() == {"method", "rank", "mechanism"}
-    assert "noise_multiplier" not in over(run, {"epsilon": 3.0})
-    assert "rank" not in over(run, {"method": "dpsgd"})
-    assert over(run, {"rank": 2}) == {**run, "rank": 2}
-    assert without_zero({"noise_multiplier": "0"}) == {"mechanism": "clip-only"}
-    assert without_zero({"noise_multiplier": "0.5"}) == {"noise_multiplier": "0.5"}
+    assert with_changes(run, {"mechanism": "none"}).keys() == {"method", "rank", "mechanism"}
+    assert "noise_multiplier" not in with_changes(run, {"epsilon": 3.0})
+    assert "rank" not in with_changes(run, {"method": "dpsgd"})
+    assert with_changes(run, {"rank": 2}) == {**run, "rank": 2}
+    assert replace_zero_sigma({"noise_multiplier": "0"}) == {"mechanism": "clip-only"}
+    assert replace_zero_sigma({"noise_multiplier": "0.5"}) == {"noise_multiplier": "0.5"}
 
 
 @pytest.mark.parametrize("verdict", ["recovered", "recognisable"])
 def test_each_leak_is_recognised_by_badge_and_headline(verdict):
     """A plain truck of little similarity was "nothing recognisable"."""
     verdicts = {"without noise": [verdict, "undecided"], "with noise": ["not told apart"] * 2}
-    assert outcome("picture", "without noise", verdicts["without noise"], None)[1] == "bad"
-    assert outcome("picture", "with noise", verdicts["with noise"], None)[1] == "good"
+    assert outcome_of_run("picture", "without noise", verdicts["without noise"], None)[1] == "bad"
+    assert outcome_of_run("picture", "with noise", verdicts["with noise"], None)[1] == "good"
     assert "without noise, 1 of 2, 1 undecided; with noise, 0 of 2" in headline("picture", verdicts)
 
 
@@ -295,7 +300,7 @@ def test_the_caption_says_whose_update_it_is_and_what_the_blind_guess_is_granted
 def test_an_epsilon_is_named_for_what_it_covers(sides):
     """A round whose noise anybody can repeat has none, and the whole run has one of its own."""
     record = replace(sides[1], whole_epsilon=8.0)
-    seen = record.observation(*places(record)[0])
+    seen = record.observation(*updates_in(record)[0])
     words = privacy_facts(record, seen, None)["epsilon"]
     assert words.startswith("8 at delta 1e-05, of the whole run that has this noise; none of")
     assert "inf" not in words
@@ -337,17 +342,17 @@ def test_clients_of_a_secure_sum_that_add_no_noise_send_to_the_server(wanted, tm
         assert "colluders" not in quiet
     make_plan(from_mapping(quiet))
     make_plan(from_mapping(run))
-    assert over({**given, "rank": 2}, {"clip_norm": 2.0}).items() >= given.items()
+    assert with_changes({**given, "rank": 2}, {"clip_norm": 2.0}).items() >= given.items()
 
 
 def test_another_question_is_recorded_next_to_the_first(tmp_path):
     """Also where it leaves out a setting; the same question is recorded once."""
     plain = {"method": "dpsgd", "clients": 2, "rounds": 1, "batch_size": 1, "mechanism": "none"}
-    first = recorded({**plain, "learning_rate": 0.5}, tmp_path / "r", *HERE)
-    assert recorded(plain, tmp_path / "r", *HERE) == f"{first}-2"
+    first = find_or_record({**plain, "learning_rate": 0.5}, tmp_path / "r", *HERE)
+    assert find_or_record(plain, tmp_path / "r", *HERE) == f"{first}-2"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("client-*")}
-    assert recorded({**plain, "learning_rate": 0.5}, tmp_path / "r", *HERE) == first
-    assert recorded(plain, tmp_path / "r", *HERE) == f"{first}-2"
+    assert find_or_record({**plain, "learning_rate": 0.5}, tmp_path / "r", *HERE) == first
+    assert find_or_record(plain, tmp_path / "r", *HERE) == f"{first}-2"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("client-*")} == before
 
 
@@ -398,6 +403,6 @@ def test_a_secure_sum_is_compared_with_the_sum_without_noise(fedlsg):
 @pytest.mark.parametrize(("rate", "badge"), [(0.718, "limited"), (0.02, "good")])
 def test_a_badge_says_what_who_knows_the_batch_finds(rate, badge):
     """A green "nothing recognisable" was over a closed block with 71.8 %."""
-    words, style = outcome("picture", "with noise", ["not told apart"] * 8, rate)
+    words, style = outcome_of_run("picture", "with noise", ["not told apart"] * 8, rate)
     assert style == badge
     assert f"no picture recognised; membership in a known batch: {rate:.0%}" in words

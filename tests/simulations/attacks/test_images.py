@@ -16,9 +16,16 @@ from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from fedlsg.attacks.recognition import Recognition
 from fedlsg.simulations.attacks import images_score, observations
-from fedlsg.simulations.attacks.attack_page import in_short, outcome, without_privacy, worst_first
+from fedlsg.simulations.attacks.attack_page import (
+    curves,
+    in_short,
+    outcome,
+    without_privacy,
+    worst_first,
+)
 from fedlsg.simulations.attacks.findings import (
     FEWEST_OF_MEAN,
+    Best,
     Findings,
     Judged,
     Score,
@@ -387,6 +394,31 @@ def test_attacks_and_runs_have_one_order():
     assert "the strongest attack (sharp, batch of 2)" in leaking.verdict
     assert worst_first([other, leaking]) == [leaking, other]
     assert in_short([other, leaking]).rows[0].cells[:2] == ("a", "sharp")
+
+
+@pytest.mark.parametrize("most", [2.0, 10.0, 1e4, 1e9])
+def test_a_run_without_noise_has_a_place_of_its_own(most):
+    """With distant sigmas its label was left out, and it was drawn at the least sigma."""
+    points = [
+        Best(
+            method="lsg",
+            sparsity=None,
+            sigma=sigma,
+            attack="map",
+            unit="dB",
+            gain=gain,
+            low=None,
+            high=None,
+            strength=(0.0, 0.0, gain),
+        )
+        for sigma, gain in ((0.0, 9.0), (1.0, 3.0), (most, 1.0))
+    ]
+    (chart,) = curves(points)
+    place, words = chart.x.ticks[0]
+    assert words == "no noise"
+    assert place < 1
+    assert list(chart.series[0].x) == [place, 1.0, most]
+    assert list(chart.series[0].y) == [9.0, 3.0, 1.0]
 
 
 def test_few_images_have_no_interval(recorded):

@@ -34,7 +34,7 @@ from fedlsg.simulations.attacks.membership.membership_findings import (
     tables,
     verdict,
 )
-from fedlsg.simulations.attacks.membership.own_model import on_payloads, own_attacks
+from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_on_payloads
 from fedlsg.simulations.attacks.membership.shadows import (
     PublicRows,
     Trained,
@@ -316,7 +316,7 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
 def summed_over_rounds(path: Path, **settings):
     """Scores of the sum of rounds on a short recorded run, of members and of others."""
     found = run_local(path, **(LEAKY | {"rounds": 6, "record_updates": True} | settings))
-    return on_payloads(load_record(found.directory), seed=0)
+    return scores_on_payloads(load_record(found.directory), seed=0)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.attacks.observations import made_on
+from fedlsg.simulations.attacks.observations import device_for
 from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
@@ -260,7 +260,7 @@ def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
     """Carriers have other last digits on another device. A finished run names its server's."""
     summary = SimpleNamespace(exists=lambda: used is not None)
     run: Any = SimpleNamespace(summary=summary, read_summary=lambda: {"device": used})
-    assert made_on(run, Settings(device=setting)) == device
+    assert device_for(run, Settings(device=setting)) == device
 
 
 def test_an_audit_that_cannot_begin_does_not_end_as_a_falsified_one(fedlsg):
