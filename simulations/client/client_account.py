@@ -36,13 +36,15 @@ from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.simulations.client.batch_key import batch_key
 from fedlsg.simulations.client.node.refusals import OverBudgetError
 from fedlsg.simulations.client.replica import History
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import Settings
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload, batch_key
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
 

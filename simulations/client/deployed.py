@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
 from fedlsg.simulations import workloads
+from fedlsg.simulations.client.batch_key import batch_key
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.node.conditions import (
     agreed_level,
@@ -47,7 +48,6 @@ from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.faults.row_faults import check_rows, check_split
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
-from fedlsg.simulations.storage.last_payload import batch_key
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import ClientTerms
 from fedlsg.state.round_plan import takes_part

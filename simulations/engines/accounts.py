@@ -42,7 +42,8 @@ from fedlsg.simulations.client.train import (
 )
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
 from fedlsg.strategies.protocol.downlink import read_reference

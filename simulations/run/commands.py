@@ -66,10 +66,10 @@ from fedlsg.simulations.run.on_record import on_record, writer_of
 from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
+from fedlsg.simulations.server.divergence import refuse_diverged
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.restore import restore
-from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
 from fedlsg.simulations.settings.settings import Settings, words_given
 from fedlsg.simulations.settings.with_preset import resolve

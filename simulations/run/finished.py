@@ -24,10 +24,10 @@ from fedlsg.simulations.report.pages.figure import plot, png
 from fedlsg.simulations.report.pages.template import notebook_cell
 from fedlsg.simulations.report.terminals.terminal import shown
 from fedlsg.simulations.report.words import outcome
-from fedlsg.simulations.server.summary import FinalModel, final_model
+from fedlsg.simulations.server.final_model import FinalModel, final_model
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.examined import MODEL, RESULTS, open_run
-from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from fedlsg.simulations.storage.results import read_clients, read_run
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir

@@ -16,7 +16,7 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.storage import last_payload
-from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.strategies.protocol.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
