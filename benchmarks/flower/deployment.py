@@ -24,8 +24,8 @@ from benchmarks.flower.socket_proxy import CountingProxy, counting
 from benchmarks.flower.socket_traffic import count_moved
 from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
-from fedlsg.simulations.storage.journal import read_lines
 from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from fedlsg.simulations.storage.run_directory import RunDir
 
 

@@ -29,8 +29,8 @@ from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.report.terminals.progress import count_bar
 from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.run.commands import continued
+from fedlsg.simulations.server.divergence import refuse_diverged
 from fedlsg.simulations.server.ready import ready_plan
-from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings import participation
 from fedlsg.simulations.settings.any_run import Device, Settings
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal

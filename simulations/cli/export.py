@@ -49,7 +49,7 @@ from fedlsg.simulations.report.pages.figure import (
 )
 from fedlsg.simulations.report.terminals.terminal import checked, print_line, print_whole
 from fedlsg.simulations.run.finished import checkpoint_model, left_model, without_adapters
-from fedlsg.simulations.server.summary import FinalModel
+from fedlsg.simulations.server.final_model import FinalModel
 from fedlsg.simulations.settings.settings import Settings, all_settings, from_file
 from fedlsg.simulations.storage.atomic_files import (
     check_writable,

@@ -41,10 +41,10 @@ from fedlsg.simulations.report.words import (
 from fedlsg.simulations.run.live_page import open_file
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
-from fedlsg.simulations.storage.journal import EVENTS
 from fedlsg.simulations.storage.lock import is_held
 from fedlsg.simulations.storage.results import Result, read_run
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.tensorboard_events import EVENTS
 from fedlsg.user_code import shown
 
 DEPTH = 3

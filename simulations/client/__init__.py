@@ -1,3 +1,1 @@
-"""A client's part of a run: Flower app, model or replica, batches, training, ledger, what it
-sends.
-"""
+"""A client's part of a run: Flower app, model or replica, batches, training, ledger, replies."""

@@ -1,5 +1,6 @@
-"""Batches that were drawn, and mostly summed, in one pass ahead of the clients' own calls
-(``one_pass``).
+"""Batches of small clients that one pass has drawn and summed, before the clients' own calls.
+
+``pile_pass`` puts them here, and ``train`` takes them.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,12 @@ from fedlsg.training.local_training import Drawn
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ahead:
-    """What was drawn for a charged ``entry`` of an account; its sum is in the weights and the frame
-    ``loaded``.
+    """The batch of one client.
+
+    account: the client's account.
+    entry: the charge that pays for the batch.
+    drawn: the batch, and its clipped sum once it is computed.
+    loaded: the weights and the frame of that sum.
     """
 
     account: GivenAccount
@@ -23,36 +28,35 @@ class Ahead:
 
 
 class Stash:
-    """Of this process. It outlives the state of a process that was stopped: a batch is drawn once
-    for a charge.
+    """The batches that wait for their client's call, by client.
+
+    They outlive an error in that call: a batch is drawn once for a charge.
     """
 
     def __init__(self) -> None:
         self._ahead: dict[int, Ahead] = {}
 
     def put(self, ahead: Ahead) -> None:
-        """Keep what was drawn for a client, in place of what was."""
+        """Keep the batch of a client, in place of an earlier one."""
         self._ahead[ahead.entry.client] = ahead
 
     def take(self, account: object, entry: Entry, loaded: Loaded) -> Drawn | None:
-        """What was drawn for this charge, once; None if its batch is still to be drawn.
+        """Remove and return the batch of this charge; None if it is still to be drawn.
 
-        The charge is the very record that the driver sent: an equal one of another run is another
-        charge. A sum of other weights, or of another frame, is not used, its batch is.
+        The charge must be the very record that the driver sent: an equal one of another run is
+        another charge. A sum of other weights, or of another frame, is left out of the answer.
         """
         ahead = self._ahead.pop(entry.client, None)
-        known = (
-            ahead is not None
-            and isinstance(account, GivenAccount)
-            and account.record is ahead.account.record
-        )
-        if ahead is None or not known or ahead.entry != entry:
+        if ahead is None or ahead.entry != entry:
+            return None
+        if not isinstance(account, GivenAccount) or account.record is not ahead.account.record:
             return None
         return ahead.drawn if ahead.loaded is loaded else Drawn(positions=ahead.drawn.positions)
 
     def clear(self) -> None:
-        """Other clients follow."""
+        """Forget all batches: a pass of other clients follows."""
         self._ahead.clear()
 
 
 AHEAD = Stash()
+"""The batches of this process."""

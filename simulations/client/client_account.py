@@ -1,9 +1,8 @@
-"""A client's account, to which its training is charged: its ledger, its budget, and the folder of
-the run.
+"""Accounts, to which a client's training is charged: its ledger, budget and folder of the run.
 
-SimulatedAccount   the driver's view of a simulated client; and a client in Flower's own simulation,
-                   with its own ledger
-GivenAccount       such a client on our engines: the driver has charged it
+SimulatedAccount   a simulated client as its driver sees it; or in Flower's own simulation, where it
+                   keeps its own ledger
+GivenAccount       a simulated client on our engines: the driver has charged it
 NodeAccount        a deployed client: one ledger of its own over all runs (``deployed``)
 
 On our engines the charge comes with the message, in the state of the client's Flower Context:
@@ -36,38 +35,42 @@ from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.simulations.client.batch_key import batch_key
 from fedlsg.simulations.client.node.refusals import OverBudgetError
 from fedlsg.simulations.client.replica import History
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import Settings
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload, batch_key
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
 
 RECORD = "account"
+"""The record in a client's state with the charge of the driver."""
 
 
 class ClientAccount:
-    """What a client charges; of a rehearsal, nothing is charged, checked or kept. ``name``: of the
-    run, in the ledger.
+    """The account of one client. Its methods do nothing where subclasses do not define them.
 
     A refused entry raises before it is charged.
+
+    name: of the run, in the ledger.
+    run: the directory of the run, or the files of it that the driver has sent.
     """
 
     name: str = ""
     run: Any
-    """The directory of the run, or what the driver has sent of it."""
 
     @property
     def client(self) -> int:
-        """The partition."""
+        """The client's partition."""
         raise NotImplementedError
 
     @property
     def path(self) -> Path | str:
-        """Where the ledger is, for messages."""
+        """The place of the ledger, for messages."""
         return "the run's ledger"
 
     def of_round(self, round: int) -> tuple[Entry, ...]:
@@ -75,7 +78,7 @@ class ClientAccount:
         return ()
 
     def next_attempt(self, round: int) -> int:
-        """The attempt that the next entry of a round takes."""
+        """The number of the next attempt at a round."""
         return 0
 
     def next_batch(self, entry: Entry) -> Entry:
@@ -83,7 +86,7 @@ class ClientAccount:
         return entry
 
     def batch_key(self, entry: Entry) -> bytes:
-        """The key of the orders of shuffled batches: see ``last_payload.batch_key``."""
+        """The key of the orders of shuffled batches: see the function ``batch_key``."""
         raise NotImplementedError
 
     def check(self, entry: Entry) -> None:
@@ -93,7 +96,7 @@ class ClientAccount:
         """Charge the entry; when this returns, it is on disk."""
 
     def box(self, *, memory: bool) -> "Box":
-        """Where the last payload is kept, and with ``memory`` that of error feedback."""
+        """The box of the last payload; with ``memory``, of the client's memory, too."""
         if memory:
             return FeedbackBox(self.run.own(self.client), self.client)
         return LastPayload(self.run.last_payload(self.client))
@@ -131,7 +134,7 @@ class SimulatedAccount(ClientAccount):
         return self.ledger.next_batch(entry, repeat=self.settings.reproducible)
 
     def batch_key(self, entry: Entry) -> bytes:
-        """A resumed run has the same rows."""
+        """The key, without a digest of the rows: a resumed run has the same rows."""
         return batch_key(self.run.own(self.client), entry, batch_size=self.settings.batch_size or 0)
 
     def check(self, entry: Entry) -> None:
@@ -140,24 +143,21 @@ class SimulatedAccount(ClientAccount):
             return
         assert delta is not None, "a private mechanism has a delta"
         if self.ledger.would_exceed(entry, epsilon, delta):
-            why = (
+            raise OverBudgetError(
                 f"round {entry.round} would pass the privacy budget epsilon={epsilon} of this "
                 "client, which does not train in it: interrupted attempts are charged, too"
             )
-            raise OverBudgetError(why)
 
     def charge(self, entry: Entry) -> None:
         if not self.is_charged(entry):
             self.ledger.charge(entry)
 
     def is_charged(self, entry: Entry) -> bool:
-        """Whether an attempt needs no charge: a reproducible one draws the same bits again, the
-        same release.
-        """
-        again = (
-            replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round)
+        """Whether an attempt needs no charge: it repeats an earlier one of a reproducible run."""
+        return self.settings.reproducible and any(
+            replace(earlier, attempt=entry.attempt) == entry
+            for earlier in self.of_round(entry.round)
         )
-        return self.settings.reproducible and any(again)
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
         if self.settings.record_updates:
@@ -166,8 +166,11 @@ class SimulatedAccount(ClientAccount):
 
 @dataclass(frozen=True)
 class GivenAccount(ClientAccount):
-    """Reads and writes the record of a client's state. It is its own box: the driver keeps payload
-    and memory.
+    """A client that the driver has charged. It is its own box: the driver keeps the files.
+
+    record: the record in the client's state, which it reads and writes.
+    run: the steps and carriers of the run that the driver has sent.
+    record_updates: whether to return the rows of the batches.
     """
 
     record: ConfigRecord
@@ -180,7 +183,7 @@ class GivenAccount(ClientAccount):
 
     @cached_property  # its record never changes
     def _entry(self) -> Entry:
-        return _decoded(str(self.record["entry"]))
+        return _decode(str(self.record["entry"]))
 
     def next_attempt(self, round: int) -> int:
         return self._entry.attempt
@@ -193,9 +196,7 @@ class GivenAccount(ClientAccount):
         return _bytes(self.record["batches"])
 
     def charge(self, entry: Entry) -> None:
-        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one,
-        or was used.
-        """
+        """Use the charge of the driver. Raises LedgerError if it is another one, or was used."""
         if entry != self._entry:
             other = self._entry.difference(asdict(entry))
             raise LedgerError(f"the driver has charged {other}, which this client computes")
@@ -214,66 +215,68 @@ class GivenAccount(ClientAccount):
     def box(self, *, memory: bool) -> "GivenAccount":
         return self
 
-    def find(self, question: str) -> bytes | None:
-        """Nothing: a stored payload is sent again by the driver itself."""
+    def find(self, request_id: str) -> bytes | None:
+        """None: the driver itself sends a stored payload again."""
         return None
 
     def last(self) -> bytes | None:
         """The payload of the client's last message."""
-        found = self.record.get("last")
-        return found if isinstance(found, bytes) else None
+        payload = self.record.get("last")
+        return payload if isinstance(payload, bytes) else None
 
     def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
         """The memory of error feedback that this round starts from."""
-        found: Tensor = array_in(self.record, "memory", "<f8")
-        return found
+        memory: Tensor = array_in(self.record, "memory", "<f8")
+        return memory
 
     def store(
-        self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int
+        self, request_id: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int
     ) -> bytes:
-        """Return the new memory; the driver stores it with the payload."""
+        """Give the new memory to the driver, which stores it with the payload."""
         self.record["memory"] = bytes_of(memory, "<f8")
         return payload
 
 
 _ENCODED: dict[str, Entry] = {}
-"""Invalid as soon as another round begins (``forget_encoded``): entries that this process has
-charged as the driver, by their text, which its own clients need not read.
-"""
+"""Entries that this process has charged as the driver, by their JSON text.
+
+Its own clients need not parse them. Another round forgets them (``forget_encoded``)."""
 
 
-def encoded(entry: Entry) -> str:
-    """An entry as the state of a client has it."""
-    _ENCODED[text := json.dumps(encode_entry(entry))] = entry
+def encode(entry: Entry) -> str:
+    """An entry as the JSON text in the state of a client."""
+    text = json.dumps(encode_entry(entry))
+    _ENCODED[text] = entry
     return text
 
 
 def forget_encoded() -> None:
-    """Another round begins."""
+    """Empty the cache of ``encode``: another round begins."""
     _ENCODED.clear()
 
 
-def _decoded(entry: str) -> Entry:
-    return _ENCODED[entry] if entry in _ENCODED else decode_entry(json.loads(entry))
+def _decode(text: str) -> Entry:
+    return _ENCODED[text] if text in _ENCODED else decode_entry(json.loads(text))
 
 
 Box = LastPayload | FeedbackBox | GivenAccount
-"""What keeps a client's last payload."""
+"""A keeper of a client's last payload."""
 
 
 def array_in(record: ConfigRecord, name: str, dtype: str) -> Any:
-    """Numbers in a record as a tensor, None without them."""
+    """The numbers in an entry of a record as a tensor; None without the entry."""
     if name not in record:
         return None
     return torch.from_numpy(np.frombuffer(_bytes(record[name]), dtype).astype(dtype[1:]))
 
 
 def bytes_of(values: Tensor, dtype: str) -> bytes:
-    """A tensor as a record has it."""
+    """A tensor as the bytes of an entry in a record."""
     return values.detach().cpu().numpy().astype(dtype).tobytes()
 
 
 def _bytes(value: object) -> bytes:
+    """Narrows a value of a record to bytes."""
     assert isinstance(value, bytes)
     return value
 
@@ -281,9 +284,7 @@ def _bytes(value: object) -> bytes:
 def entry_of(
     account: ClientAccount, plan: RoundPlan, num_examples: int, *, reproducible: bool
 ) -> Entry:
-    """The next entry of a client that takes part in a round; ``plan`` has its own rate and
-    noise.
-    """
+    """The next entry of a client in a round; ``plan``: with the client's own rate and noise."""
     entry = Entry(
         client=account.client,
         round=plan.round,
@@ -296,22 +297,20 @@ def entry_of(
 
 
 def takes_part_in_secret(base: Base) -> bool:
-    """Whether no file may tell that a client took part: the server's ledger is charged then, for
-    all of them.
-    """
+    """Whether no file may tell that a client took part: only the server's ledger is charged."""
     return base.unit.at_server
 
 
 _DIRECTORIES: dict[Settings, str] = {}
-"""Never invalid: a client of a process keeps to the first place. By settings, where it is."""
+"""The run directory by settings: the first one that this process was told, for as long as it runs.
+"""
 
 
 def own_directory(settings: Settings, announced: str) -> RunDir:
-    """Where a simulated client keeps its ledger: its own setting, else the first place that was
-    ``announced``.
+    """The run directory with a simulated client's ledger: of its settings, or as first announced.
 
-    Raises ValueError if the server names another place later: the client would have its budget once
-    more.
+    Raises ValueError if the server names another directory later: the client would get its budget
+    once more.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
     path = _resolve(own, os.getcwd())
@@ -327,9 +326,7 @@ def _resolve(path: str, working_directory: str) -> Path:
 
 
 def batches_of(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
-    """The batches that an entry pays for. Without a key, those of a reproducible run, which follow
-    from its seed.
-    """
+    """The shuffled batches that an entry pays for; without a ``key``, those of the run's seed."""
 
     def order(epoch: int) -> SecretStream:
         if key is None:

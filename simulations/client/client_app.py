@@ -1,10 +1,10 @@
 """The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
-A client always replies: a silent one would delay the round. What leaves is its payload, a refusal
-(a ``RefusalError``, or an error of the ledger or of the code: its text names settings, terms, files
-and public data), or one constant text. Even the type of any other error may reveal private data:
-memory that ran out, the size of a batch; an index error, a label. The client's log has the whole
-error. In a simulation, a full disk is reported as well: it is the run's disk.
+A client always replies: a silent one would delay the round. Its reply is a payload, a refusal or
+one constant text. The text of a refusal (a ``RefusalError``, or an error of the ledger or of the
+code) names settings, terms, files and public data. Even the type of any other error may reveal
+private data: memory that ran out reveals the size of a batch, an index error a label. The client's
+log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
 import os
@@ -53,14 +53,14 @@ from fedlsg.user_code.failure import without_exit
 OURS = ("query", "query.default", "train", "train.default")
 """The types of the two messages, under both names that Flower has for them."""
 Read = Callable[[Message, Context], Settings]
-"""Settings of a run, from a message or its context. Raises SettingsError for anything else."""
+"""Reads a run's settings from a message or its context. Raises SettingsError without settings."""
 
 
 def make_app(read: Read, replies_without_noise: str = "") -> ClientApp:
-    """A ClientApp with two messages, whose settings are where ``read`` finds them.
+    """A ClientApp with the two messages; ``read`` finds the settings of a run.
 
-    Other handlers may be added. What they reply stays on the node unless its owner allows it
-    (``other_replies``). Raises ValueError for unknown kinds of replies.
+    Other handlers may be added. Their replies stay on the node unless its owner allows them
+    (``other_replies``). Raises ValueError for unknown kinds of ``replies_without_noise``.
     """
     others = kinds_of(replies_without_noise)
 
@@ -78,9 +78,7 @@ def make_app(read: Read, replies_without_noise: str = "") -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        """This client's partition and its declared number of examples. Refused if the server runs
-        other code.
-        """
+        """This client's partition and number of examples; refused if the server runs other code."""
         return _reply(message, context, lambda: _identity(message, context, read))
 
     @app.train()
@@ -103,10 +101,9 @@ def _other_book(context: Context) -> Ledger:
 
 
 def is_simulated(context: Context) -> bool:
-    """Whether this client is simulated next to others, by our engines or by Flower's own (a message
-    each).
+    """Whether this client is simulated, by our engines or by Flower's own.
 
-    If not, it is a SuperNode with a machine of its own.
+    Otherwise it is a SuperNode with a machine of its own.
     """
     return SHARED in context.node_config or in_simulation()
 
@@ -117,12 +114,12 @@ def simulated_settings(run_config: Mapping[str, Any], partitions: int) -> Settin
 
 
 def with_clients(settings: Settings, partitions: int) -> Settings:
-    """The settings with a number of clients: that of all partitions, if none is set."""
+    """The settings with a number of clients: that of the partitions, if none is set."""
     return settings if settings.clients is not None else replace(settings, clients=partitions)
 
 
 def run_settings(run_config: Mapping[str, Any]) -> Settings:
-    """The settings of a run config. Raises SettingsError for a config that has none."""
+    """The settings of a run config. Raises SettingsError for an invalid config."""
     try:
         return _settings(_items(run_config))
     except ValueError as error:
@@ -133,19 +130,19 @@ class _Items(tuple[tuple[str, Any], ...]):
     """The items of a run config, whose hash is computed once for all clients of a run."""
 
     def __hash__(self) -> int:
-        if "known" not in self.__dict__:
-            self.known = super().__hash__()
-        return self.known
+        if "cached_hash" not in self.__dict__:
+            self.cached_hash = super().__hash__()
+        return self.cached_hash
 
 
 _LAST: list[tuple[dict[str, Any], _Items]] = []
-"""The last run config; another one takes its place."""
+"""The last run config and its items; empty before the first."""
 
 
 def _items(run_config: Mapping[str, Any]) -> _Items:
-    """The items in order: to compare with the config of the last message is faster than to sort."""
-    known, items = _LAST[0] if _LAST else ({}, _Items())
-    if known != run_config:
+    """The sorted items of a run config; those of the last one are not sorted again."""
+    last, items = _LAST[0] if _LAST else ({}, _Items())
+    if last != run_config:
         items = _Items(sorted(run_config.items()))
         _LAST[:] = [(dict(run_config), items)]  # another thread's run may replace it at once
     return items
@@ -156,31 +153,29 @@ def _settings(config: _Items) -> Settings:
     return from_run_config(dict(config))
 
 
-def _of_run_config(message: Message, context: Context) -> Settings:
-    if is_simulated(context):
-        permit(*_code_in(_items(context.run_config), os.getcwd()))  # on the machine of who named it
+def _read_run_config(message: Message, context: Context) -> Settings:
+    """The settings in the run config of a context."""
+    if is_simulated(context):  # the code runs on the machine of the user who named it
+        permit(*_code_in(_items(context.run_config), os.getcwd()))
     return run_settings(context.run_config)
 
 
 @lru_cache(maxsize=4)  # they follow from the config and the folder alone
 def _code_in(config: _Items, folder: str) -> tuple[str, ...]:
-    """Names of code in a run config, absolute in a working directory; none where ``run_settings``
-    refuses it.
-    """
+    """Names of code in a run config, absolute in a working directory; none in an invalid config."""
     with suppress(ValueError):
         return tuple(chain.from_iterable(code_in(unfolded(dict(config))).values()))
     return ()
 
 
 def read_simulated(message: Message, context: Context, read: Read) -> tuple[Settings, int]:
-    """Settings and partition of a simulated client; if no number of clients is set, every node is
-    one.
-    """
+    """Settings and partition of a simulated client; every node is a client if no number is set."""
     settings = with_clients(read(message, context), int(context.node_config["num-partitions"]))
     return settings, int(context.node_config["partition-id"])
 
 
 def _identity(message: Message, context: Context, read: Read) -> RecordDict:
+    """The reply to ``query``."""
     check_same_code(
         message.content,
         "the server",
@@ -195,19 +190,16 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
 
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:
+    """The reply to ``train``."""
+    content, state = message.content, context.state
     if not is_simulated(context):
-        return Deployed.of(context.node_config, read(message, context)).update(
-            message.content, context.state
-        )
+        return Deployed.of(context.node_config, read(message, context)).update(content, state)
     settings, partition = read_simulated(message, context, read)
-    if stage_of(message.content) not in (None, MASKED):
-        return update(
-            answer_stage(process(settings).base, partition, message.content, context.state),
-            partition,
-        )
-    return update(
-        answer(settings, partition, message.content, context.state, shared=True), partition
-    )
+    if stage_of(content) not in (None, MASKED):
+        payload = answer_stage(process(settings).base, partition, content, state)
+    else:
+        payload = answer(settings, partition, content, state, shared=True)
+    return update(payload, partition)
 
 
 def _reply(
@@ -217,8 +209,9 @@ def _reply(
     *,
     on_run_disk: bool = False,
 ) -> Message:
-    """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops
-    if that is full.
+    """A message with ``content()``, or a refusal if that fails.
+
+    ``on_run_disk``: the client writes to the disk of the run, which stops if that is full.
     """
     try:
         with without_exit():
@@ -231,23 +224,22 @@ def _reply(
 def refusal(
     error: Exception, message: Message, *, on_run_disk: bool, reason: str = IN_RUN_LOG
 ) -> Message:
-    """The reply for the exception that is being handled: its text if that may leave the client,
-    else ``reason``.
+    """The reply for the current exception: its text if that may leave the client, else ``reason``.
+
+    ``on_run_disk``: as in ``_reply``.
     """
-    full = cause_of(error) if on_run_disk else None
+    disk_full = cause_of(error) if on_run_disk else None
+    if disk_full is not None:
+        log_failure()
+        return failure(f"{disk_full.filename}", DISK_FULL, message)
+    if isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
+        log(WARNING, "refused: %s", error)
+        code = error.code if isinstance(error, RefusalError) else FAILED
+        return failure(str(error), code, message)
+    log_failure()
     if on_run_disk and isinstance(error, LostWorkerError):
         reason = str(error)
-    if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
-        log(WARNING, "refused: %s", error)
-        return failure(
-            str(error), error.code if isinstance(error, RefusalError) else FAILED, message
-        )
-    log_failure()
-    return (
-        failure(reason, FAILED, message)
-        if full is None
-        else failure(f"{full.filename}", DISK_FULL, message)
-    )
+    return failure(reason, FAILED, message)
 
 
-app = make_app(_of_run_config)
+app = make_app(_read_run_config)

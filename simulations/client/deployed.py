@@ -1,7 +1,7 @@
 """A deployed client's two replies: its identity, and the payload of a round.
 
-Both check its terms, because each message has its own run config. Every refusal comes before
-anything is spent.
+Both check the client's terms, because each message has its own run config. Every refusal comes
+before anything is spent.
 """
 
 from contextlib import suppress
@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
 from fedlsg.simulations import workloads
+from fedlsg.simulations.client.batch_key import batch_key
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.node.conditions import (
     agreed_level,
@@ -47,7 +48,6 @@ from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.faults.row_faults import check_rows, check_split
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
-from fedlsg.simulations.storage.last_payload import batch_key
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import ClientTerms
 from fedlsg.state.round_plan import takes_part
@@ -58,11 +58,13 @@ from fedlsg.strategies.protocol.wire import identity, read_round, stage_of, upda
 
 @dataclass(frozen=True)
 class NodeAccount(ClientAccount):
-    """A deployed client's account in the run ``name``: one ledger over all runs, under its own
-    budget and the run's.
+    """A deployed client's account in one run, under its own budget over all runs and the run's.
 
-    ``settings``: of the run, resolved. Check and charge are one step, under the folder's lock; no
-    private row is kept.
+    Check and charge are one step, under the folder's lock. No private row is stored.
+
+    folder: has the client's one ledger.
+    settings: of the run, resolved.
+    name: of the run.
     """
 
     folder: NodeFolder
@@ -91,12 +93,12 @@ class NodeAccount(ClientAccount):
         return self.folder.ledger.next_batch(entry)
 
     def batch_key(self, entry: Entry) -> bytes:
-        """Each message has settings of its own, and accept-changed-data other rows."""
+        """The key for the admitted rows: accept-changed-data may change them within a run."""
         folder, size = self.run.own(self.client), self.settings.batch_size or 0
         return batch_key(folder, entry, batch_size=size, rows=self.folder.admitted())
 
     def charge(self, entry: Entry) -> None:
-        """Charge the entry if it is private, secret, and within every budget.
+        """Charge the entry if it is private, its noise secret, and within every budget.
 
         Raises TermsError, OverBudgetError or LedgerError; nothing is charged then.
         """
@@ -105,8 +107,12 @@ class NodeAccount(ClientAccount):
             raise TermsError(
                 "reproducible noise: a deployed client never draws its noise from a known seed"
             )
-        before = {e.num_examples for e in self.folder.ledger.entries if e.run == self.name}
-        if before - {entry.num_examples}:
+        sizes = {
+            earlier.num_examples
+            for earlier in self.folder.ledger.entries
+            if earlier.run == self.name
+        }
+        if sizes - {entry.num_examples}:
             raise TermsError(
                 f"this client had another number of training rows earlier in the run {self.name}: "
                 "N_k is fixed within a run; start a new one"
@@ -115,14 +121,12 @@ class NodeAccount(ClientAccount):
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """What the client's terms allow over all runs, and what the run's settings allow over this
-        one.
-        """
+        """The budget of the client over all runs, and that of this run if it has one."""
         s, terms = self.settings, self.folder.terms
-        own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
+        over_all_runs = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
         if s.epsilon is None:
-            return (own,)
-        return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
+            return (over_all_runs,)
+        return over_all_runs, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,9 @@ class Deployed:
 
     @classmethod
     def of(cls, node_config: Any, settings: Settings) -> "Deployed":
-        """Raises TermsError for an incomplete node config, or for settings that are weaker than
-        it.
+        """The client of a node config in a run.
+
+        Raises TermsError for an incomplete node config, or for settings that are weaker than it.
         """
         terms = read_terms(node_config)
         return cls(terms, usable(settings, terms))
@@ -158,15 +163,13 @@ class Deployed:
     def update(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """The payload of a round, and the lines of the ledger that the server does not have.
 
-        ``state``: of this client's own Flower Context. A stage of a secure sum without values has
-        no lines.
+        ``state``: of this client's own Flower Context. The reply to a stage of a secure sum without
+        values has no lines.
         """
+        partition = self.terms.partition
         if stage_of(content) not in (None, MASKED):
             _, here = self._admit()
-            return update(
-                answer_stage(here.process.base, self.terms.partition, content, state),
-                self.terms.partition,
-            )
+            return update(answer_stage(here.process.base, partition, content, state), partition)
         held = read_held(content)
         if held is None:
             raise TermsError(
@@ -178,14 +181,17 @@ class Deployed:
         # refuse a server with entries that this ledger lacks, before anything is spent
         folder.news(held.head)
         account = NodeAccount(folder, here.process.base.settings, held.run)
-        payload = answer_in(here.process, account, content, state)
-        reply = update(payload, self.terms.partition)
+        reply = update(answer_in(here.process, account, content, state), partition)
         reply[RECORD] = news_record(folder.news(held.head))
         return reply
 
     def _admit(
         self, expected_batch: float | None = None, isolation: str | None = None
     ) -> tuple[NodeFolder, "NodeProcess"]:
+        """Check settings and rows against the client's terms and its folder.
+
+        ``expected_batch``, ``isolation``: as announced for a round; None before.
+        """
         folder = NodeFolder.open(self.terms)
         here = node_process(self.settings, self.terms, expected_batch, isolation)
         check_base(here.process.base, self.terms)
@@ -193,16 +199,16 @@ class Deployed:
         return folder, here
 
     def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
-        """Raise OverBudgetError if one round at the given noise multiplier would spend more than
-        the whole budget.
+        """Raise OverBudgetError if a single round would spend more than the whole budget.
 
-        A budget that earlier rounds have spent is not refused here: the server still needs the
-        ledger.
+        That can be if the run has a noise multiplier. A budget that earlier rounds have spent is
+        not refused here: the server still needs the ledger.
         """
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
             return
-        rate, mechanism = poisson_rate(base.settings, base.local, size), base.method.mechanism
+        rate = poisson_rate(base.settings, base.local, size)
+        mechanism = base.method.mechanism
         entry = Entry(
             client=self.terms.partition,
             round=1,
@@ -226,8 +232,10 @@ class Deployed:
 
 @dataclass(frozen=True, eq=False)
 class NodeProcess:
-    """What a deployed client's process keeps. ``blocks``: number of blocks in every frame of the
-    run.
+    """The state of a deployed client's process.
+
+    process: as of a simulated client.
+    blocks: number of blocks in every frame of the run.
     """
 
     process: Process
@@ -236,17 +244,18 @@ class NodeProcess:
 
     @property
     def form(self) -> str:
-        """Digest of the public settings that say how rows are read."""
+        """Digest of the public settings that determine how rows are read."""
         return form_of(self.process.base.settings, self.process.base.workload)
 
     @property
     def num_examples(self) -> int:
-        """N_k."""
+        """The client's number of examples N_k."""
         return own_size(self.process.base)
 
     def digest(self, key: bytes) -> str:
-        """Keyed digest of all training rows, and of whose they are where persons are protected;
-        computed once: they stay in memory as they were read.
+        """Keyed digest of all training rows, and of their persons if these are protected.
+
+        It is computed once: the rows stay in memory.
         """
         if key not in self._digests:
             self._digests[key] = digest_of_rows(self.process.base, key=key)
@@ -254,8 +263,9 @@ class NodeProcess:
 
 
 def check_own_rows(base: Base) -> None:
-    """Raise OwnDataError for rows on which a round would fail after its charge: only the client's
-    log names the row.
+    """Raise OwnDataError for rows on which a round would fail after its charge.
+
+    Only the client's log names the row.
     """
     try:
         check_split(base.workload.train, "data")
@@ -267,13 +277,13 @@ def check_own_rows(base: Base) -> None:
 
 
 def own_size(base: Base) -> int:
-    """N_k of the client whose rows these are."""
+    """N_k of a deployed client, whose rows are all rows of the base."""
     assert isinstance(base.parts, OwnPart)
     return base.rows.size_of(base.parts.client)
 
 
-def _some_terms(base: Base) -> ClientTerms:
-    """Terms to rehearse with, where those of a round are not announced yet."""
+def _rehearsal_terms(base: Base) -> ClientTerms:
+    """Terms to rehearse with, before those of a round are announced."""
     sigma = base.settings.noise_multiplier or 1.0
     return ClientTerms(
         num_examples=own_size(base),
@@ -283,17 +293,15 @@ def _some_terms(base: Base) -> ClientTerms:
     )
 
 
-@lru_cache(maxsize=2)  # other settings or terms take their place; own data are read once a process
+@lru_cache(maxsize=2)  # by settings and terms
 def node_process(
     settings: Settings, terms: NodeConfig, expected_batch: float | None, isolation: str | None
 ) -> NodeProcess:
-    """Own data, initial model and W_0, built once a process; the model was checked for independent
-    examples.
+    """Own data, initial model and W_0 of a process, checked by one round on public rows.
 
-    A round on public rows, by the code of every round, comes before the first charge.
-
-    Raises OwnDataError for the client's data, SettingsError for anything else: settings, public
-    files, the model.
+    Everything is checked before the first charge: the rows, and that the model does not mix
+    examples. Raises OwnDataError for the client's data, SettingsError for anything else: settings,
+    public files, the model.
     """
     set_up(settings)
     own = OwnData(
@@ -306,7 +314,7 @@ def node_process(
         # the client checks the model itself: the server's plan may have skipped that
         blocks = count_blocks(base)
         with suppress(CannotDrawError):  # the carriers of a probe come with the rounds
-            rehearse(base, _some_terms(base))
+            rehearse(base, _rehearsal_terms(base))
     except RefusalError:
         raise
     except (ValueError, OSError, ImportError) as error:

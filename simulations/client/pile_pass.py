@@ -1,16 +1,15 @@
-"""Small clients of a pile in one pass through the model, ahead of their own calls. Here is decided
-who takes part.
+"""One pass through the model for several small clients of a pile, before their own calls.
 
-A pass charges each of its clients, draws each one's batch, and leaves it, with its clipped sum, to
-the client's own call, which adds the client's noise, packs and replies as ever. So ledger entries,
-noise and payloads are made one by one, and whatever the pass cannot do is done there, on the same
-batch: errors and hangs are their client's own.
+A pass charges each of its clients, draws its batch and computes its clipped sum. The client's own
+call takes them (``ahead``), adds the client's noise, packs and replies as usual. So ledger entries,
+noise and payloads are made one by one. If the pass fails, the client's own call uses the same
+batch: errors and hangs concern only their client.
 
-Who takes part: simulated clients that the driver has charged, in one local step of a method that
-clips and adds noise (so its model was checked: it mixes no examples). One by one remain
-reproducible runs, whose bits do not depend on how clients are shared out; secure sums, client-level
-privacy, pruning, personal parameters, augmented examples, examples of several shapes, models that
-draw numbers (dropout), and clients that are too large to gain from it.
+Clients of a pass are simulated, charged by the driver, and take one local step of a method that
+clips and adds noise (so its model was checked: it mixes no examples). No pass is made for
+reproducible runs, whose bits must not depend on piles; secure sums, client-level privacy, pruning,
+personal parameters, augmented examples, examples of several shapes, models that draw numbers
+(dropout), and clients that are too large to gain from it.
 """
 
 import random
@@ -42,93 +41,100 @@ from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
 from fedlsg.user_code.failure import without_exit
 
 MOST_NUMBERS = 2**24
-"""Rows of a pass times trained numbers: the gradients of its examples take 64 MiB at most."""
+"""Rows of a pass times trained numbers: gradients of 2^24 float32 values are 64 MiB."""
 
 
 def may_share(base: Base) -> bool:
-    """Whether clients of a run may share passes, by what is public of it."""
+    """Whether clients of a run may share passes, by its public settings and data."""
     s, method, train = base.settings, base.method, base.workload.train
     return (
         not s.reproducible
         and method.mechanism.kind == "dp"
         and base.local.steps == base.local.multiplicity == 1
         and base.unit.single
-        and all(it is None for it in (base.sums, base.rows.augment, train.groups, train.lengths))
+        and base.sums is None
+        and base.rows.augment is None
+        and train.groups is None
+        and train.lengths is None
         and not method.personal
     )
 
 
 def passes(pile: Pile, partitions: int, run_config: Mapping[str, Any]) -> list[list[Task]]:
-    """The pile in passes, in its order; a client that takes part in none is alone in its own."""
+    """Divide a pile into passes, in its order; clients that share none are alone in theirs."""
+    one_by_one = [[task] for task in pile]
     if len(pile) < 2 or any(
         task.message.metadata.message_type != MessageType.TRAIN for task in pile
     ):
-        return [[task] for task in pile]
+        return one_by_one
     try:
         here = process(simulated_settings(run_config, partitions))
         if here.draws_numbers or not may_share(here.base):
-            return [[task] for task in pile]
-        return _divided(here, pile)
+            return one_by_one
+        return _divide(here, pile)
     except Exception:  # each client's own call reports it
-        return [[task] for task in pile]
+        return one_by_one
 
 
-def _divided(here: Process, pile: Pile) -> list[list[Task]]:
-    most = min(
+def _divide(here: Process, pile: Pile) -> list[list[Task]]:
+    """Fill one pass after the other with clients, up to the rows that fit a pass."""
+    most_rows = min(
         here.base.local.microbatch_size,
         MOST_NUMBERS // sum(p.numel() for p in here.state.parameters.values()),
     )
-    found: list[list[Task]] = []
-    rows = most
+    divided: list[list[Task]] = []
+    rows = most_rows  # full, so that the first client begins a pass
     for task in pile:
         part = here.base.parts[task.message.metadata.dst_node_id - FIRST_NODE]
-        slot = slot_of(
-            here.base.local.at_rate(read_round(task.message.content).sample_rate), len(part)
-        )
-        if rows + slot > most:
-            found.append([])
+        local = here.base.local.at_rate(read_round(task.message.content).sample_rate)
+        slot = slot_of(local, len(part))
+        if rows + slot > most_rows:
+            divided.append([])
             rows = 0
-        found[-1].append(task)
+        divided[-1].append(task)
         rows += slot
-    return found
+    return divided
 
 
 def compute_ahead(pile: Pile, partitions: int, run_config: Mapping[str, Any]) -> None:
-    """Charge and draw for each client of a pass, and sum. What goes wrong is left to the clients'
-    own calls.
+    """Charge each client of a pass, draw its batch and compute its sum.
+
+    Errors are left to the clients' own calls.
     """
     AHEAD.clear()
     try:
         with without_exit():
             settings = simulated_settings(run_config, partitions)
             _compute(process(settings), settings, pile)
-    # without its text, which may quote a row: that is for the call of the client that failed
-    except Exception:
+    except Exception:  # its text may quote a row: the client's own call handles it
         log(WARNING, "a pass of %d clients failed: one by one", len(pile))
 
 
 def _compute(here: Process, settings: Settings, pile: Pile) -> None:
-    drawn = [one for task in pile if (one := _drawn(here, settings, task)) is not None]
-    if len(drawn) < 2:
+    batches_ahead: list[Ahead] = []
+    inputs: list[StepInputs] = []
+    for task in pile:
+        drawn = _draw(here, settings, task)
+        if drawn is not None:
+            batches_ahead.append(drawn[0])
+            inputs.append(drawn[1])
+    if len(inputs) < 2:
         return
-    if any(ahead.loaded is not here.loaded for ahead, _ in drawn):
+    if any(ahead.loaded is not here.loaded for ahead in batches_ahead):
         raise ValueError("expected one model and one frame for all clients of a pass")
-    first = drawn[0][0].entry
+    first = batches_ahead[0].entry
     with here.passing(), draws(here.base, first.client, first.round):
         before = _generators()
-        done = sums_in_one_pass(
-            [x for _, x in drawn], [slot_of(x.local, x.num_examples) for _, x in drawn]
-        )
+        sums = sums_in_one_pass(inputs, [slot_of(x.local, x.num_examples) for x in inputs])
         here.draws_numbers = _generators() != before
-    for (ahead, _), summed in zip(drawn, done, strict=True):
-        if not here.draws_numbers:
-            AHEAD.put(replace(ahead, drawn=summed))
+    if here.draws_numbers:
+        return
+    for ahead, summed in zip(batches_ahead, sums, strict=True):
+        AHEAD.put(replace(ahead, drawn=summed))
 
 
-def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepInputs] | None:
-    """Charge a client, draw its batch and keep it; None for one that has to do it in its own
-    call.
-    """
+def _draw(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepInputs] | None:
+    """Charge a client, draw its batch and keep it; None if its own call has to do so."""
     content, base = task.message.content, here.base
     account = given_account(here, settings, content, task.state)
     if account is None:
@@ -162,11 +168,11 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
 
 
 def _generators() -> tuple[Any, ...]:
-    """What tells whether a model has drawn numbers: then clients would share the draws."""
-    words = np.random.get_state(legacy=False)["state"]
+    """The states of the generators from which a model may draw: of Python, numpy and torch."""
+    state = np.random.get_state(legacy=False)["state"]
     return (
         random.getstate(),
-        words["pos"],
-        words["key"].tobytes(),
+        state["pos"],
+        state["key"].tobytes(),
         torch.get_rng_state().numpy().tobytes(),
     )

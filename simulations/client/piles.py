@@ -1,8 +1,8 @@
-"""Many messages in one: a call of a Ray worker costs more than a small client's training.
+"""Piles: many messages in one call of a Ray worker.
 
-A pile is pickled; large arrays stay outside of the pickle, each once however many messages share
-it, such as the weights. Strategy and clients see the same messages as without piles, and bytes are
-counted on those.
+A call costs more than a small client's training. A pile is pickled. Large arrays, such as the
+weights, stay outside of the pickle, each once even if many messages share it. Strategy and clients
+see the same messages as without piles, and bytes are counted on these messages.
 """
 
 import heapq
@@ -16,20 +16,22 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 MIN_ARRAY_BYTES = 4096
-"""Bytes from which an array stays outside of the pickle; a smaller one is cheaper to copy."""
+"""Size from which an array stays outside of the pickle; a smaller one is cheaper to copy."""
 
 PILE_SECONDS = 1.0
-"""How long a pile should take: many times its transport, and little to lose with a worker."""
+"""Time that a pile should take: many times its transport, and little to lose with a worker."""
 
-
-UNKNOWN = 4
-"""Piles a worker while it is unknown how long a client takes."""
+FIRST_PILES = 4
+"""Piles for each worker, before it is known how long a client takes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A message to a client, the state of the client's Flower Context, and how much work it is, in
-    any unit.
+    """One message for one client.
+
+    message: to the client.
+    state: of the client's Flower Context.
+    work: amount of work, in any unit.
     """
 
     message: Message
@@ -44,69 +46,82 @@ Answer = tuple[Message | None, RecordDict]
 
 
 class Pace:
-    """How much work a pile should have, from how long the piles so far took."""
+    """The speed of the piles so far, from which the number of the next piles follows.
+
+    work, seconds: of earlier piles; each pile counts half as much as the one after it.
+    one_by_one: whether every task is a pile.
+    """
 
     def __init__(self, *, one_by_one: bool = False) -> None:
-        self.work = self.seconds = 0.0
+        self.work = 0.0
+        self.seconds = 0.0
         self.one_by_one = one_by_one
 
-    def took(self, work: float, seconds: float) -> None:
-        """A pile is done. Older ones count half as much with each new one."""
-        self.work, self.seconds = self.work / 2 + work, self.seconds / 2 + seconds
+    def add(self, work: float, seconds: float) -> None:
+        """Count a pile that is done."""
+        self.work = self.work / 2 + work
+        self.seconds = self.seconds / 2 + seconds
 
-    def piles(self, work: float, tasks: int, workers: int) -> int:
-        """Piles for so much work: one a worker, or as many more as make each take PILE_SECONDS."""
+    def count_piles(self, work: float, tasks: int, workers: int) -> int:
+        """Piles for so much work: one for each worker, or more so that each takes PILE_SECONDS."""
         if self.one_by_one:
             return tasks
-        wished = work / self.work * self.seconds / PILE_SECONDS if self.work else workers * UNKNOWN
-        return min(tasks, max(workers, math.ceil(wished)))
+        if self.work:
+            number = math.ceil(work / self.work * self.seconds / PILE_SECONDS)
+        else:
+            number = workers * FIRST_PILES
+        return min(tasks, max(workers, number))
 
 
 def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
-    """The tasks in piles of nearly equal work, none empty: the next largest work goes to the least
-    loaded pile.
+    """Divide tasks into piles of nearly equal work, none of them empty.
 
-    Tasks of a pile keep their order.
+    The task with the most work is next, and goes to the pile with the least work. Tasks of a pile
+    keep their order.
     """
-    number = pace.piles(sum(task.work for task in tasks), len(tasks), workers)
-    loads = [(0.0, pile) for pile in range(number)]
-    place = [0] * len(tasks)
+    number = pace.count_piles(sum(task.work for task in tasks), len(tasks), workers)
+    loads = [(0.0, pile) for pile in range(number)]  # a heap: the least load is first
+    pile_of = [0] * len(tasks)
     for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
-        load, place[i] = loads[0]
-        heapq.heapreplace(loads, (load + tasks[i].work + 1, place[i]))
+        load, pile_of[i] = loads[0]
+        # + 1: tasks without work are divided evenly, too, so that no pile is empty
+        heapq.heapreplace(loads, (load + tasks[i].work + 1, pile_of[i]))
     piles: list[list[Task]] = [[] for _ in range(number)]
-    for task, pile in zip(tasks, place, strict=True):
+    for task, pile in zip(tasks, pile_of, strict=True):
         piles[pile].append(task)
     return piles
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves large bytes out of the pickle, each object once; ``left`` has them in the order of
-    their numbers.
+    """Leaves large bytes out of the pickle, each object once.
+
+    outside: these bytes; their places in the list are their numbers in the pickle.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.left: list[bytes] = []
+        self.outside: list[bytes] = []
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: object) -> int | None:
-        """The number of an object that is left out, None for a pickled one."""
+        """The number of an object that is left out; None for a pickled one."""
         if type(obj) is not bytes or len(obj) < MIN_ARRAY_BYTES:
             return None
         if id(obj) not in self._numbers:
-            self._numbers[id(obj)] = len(self.left)
-            self.left.append(obj)
+            self._numbers[id(obj)] = len(self.outside)
+            self.outside.append(obj)
         return self._numbers[id(obj)]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, left: Sequence[bytes]) -> None:
+    """Reads what ``_Pickler`` wrote, with the bytes ``outside`` of the pickle."""
+
+    def __init__(self, data: bytes, outside: Sequence[bytes]) -> None:
         super().__init__(io.BytesIO(data))
-        self.left = left
+        self.outside = outside
 
     def persistent_load(self, number: int) -> bytes:
-        return self.left[number]
+        return self.outside[number]
 
 
 def pack(pile: Sequence[Any]) -> tuple[bytes, list[bytes]]:
@@ -114,10 +129,10 @@ def pack(pile: Sequence[Any]) -> tuple[bytes, list[bytes]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(list(pile))
-    return file.getvalue(), pickler.left
+    return file.getvalue(), pickler.outside
 
 
-def unpack(pickled: bytes, left: Sequence[bytes]) -> list[Any]:
-    """What was packed. Only for data of this run's own processes: a pickle can run any code."""
-    pile: list[Any] = _Unpickler(pickled, left).load()
+def unpack(pickled: bytes, outside: Sequence[bytes]) -> list[Any]:
+    """The packed objects. Only for data of this run's own processes: a pickle can run any code."""
+    pile: list[Any] = _Unpickler(pickled, outside).load()
     return pile

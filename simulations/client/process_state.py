@@ -1,6 +1,4 @@
-"""State of a process between messages: public data structures of a run, weights and frame of a
-round.
-"""
+"""The state of a process between messages: public data of a run, weights and frame of a round."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -50,8 +48,13 @@ from fedlsg.user_code.fingerprint import Followed
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Shared by all clients of a round: received weights, their digest, what was announced to all,
-    the plan that follows from it, and the model's parameters, checked against the frame.
+    """The state that all clients of a round share.
+
+    weights: as received; the digest of a replica's weights if a replica followed.
+    digest: of the weights.
+    announced: the part of the announcement that is common to all clients.
+    plan: the plan that follows from it.
+    parameters: of the model, checked against the frame.
     """
 
     weights: bytes
@@ -63,7 +66,11 @@ class Loaded:
 
 @dataclass(eq=False)
 class Held:
-    """The basis that a client, or all simulated clients of a process, hold of a refresh."""
+    """The basis (carriers of a probe) of one client, or of all simulated clients of a process.
+
+    state: the public state.
+    basis: the one that was used last; None before.
+    """
 
     state: PublicState
     basis: Basis | None = None
@@ -77,10 +84,9 @@ class Held:
         *,
         shared: bool,
     ) -> Iterator[Basis]:
-        """Bases for a round, the likely one first; the digest of their frame says which of them is
-        right.
+        """Possible bases of a round, the likely one first; the frame's digest shows the right one.
 
-        ``shared``: clients of one machine read the server's file, in place of a probe of their own.
+        ``shared``: clients of one machine read the server's file instead of their own.
         """
         round = refresh_of(announced.round, self.state.method.carrier)
         sent = read_basis(content)
@@ -88,25 +94,23 @@ class Held:
             yield read_basis_of(self.state, sent, round)
         if self.basis is not None and self.basis.round == round:
             yield self.basis
-        kept = load_basis(
-            self.state,
-            (lambda: run.basis(round)) if shared else own_basis(run, client, round),
-            round,
-        )
-        if kept is not None:
-            yield kept
+        read = (lambda: run.basis(round)) if shared else own_basis(run, client, round)
+        stored = load_basis(self.state, read, round)
+        if stored is not None:
+            yield stored
         source = self.state.source
         if announced.round == round and source is not None and source.draw is not None:
             yield self.state.probe(round, updates=announced.updates)
 
     def keep(self, basis: Basis, run: History, client: int, *, shared: bool) -> None:
-        """Keep a basis that fits; a client on its own machine keeps it in a file, not synced: it
-        can be sent again.
+        """Keep a basis that fits.
+
+        A client on its own machine writes a file: the round in 8 bytes, then the numbers. The file
+        is not synced: a lost basis can be sent again.
         """
         if self.basis is not basis and not shared:
-            save_bytes(
-                run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis)
-            )
+            content = basis.round.to_bytes(8, "little") + basis_bytes(basis)
+            save_bytes(run.own_basis(client), content)
         self.basis = basis
 
 
@@ -114,9 +118,14 @@ class Held:
 class Process:
     """State of one process between messages: public data structures only, no client's state.
 
-    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
-    ``draws_numbers``: it was seen to draw, as dropout does.
-    ``followed``: the model and the loss between passes; None in a rehearsal.
+    base: settings, data and method.
+    state: public state; its model has the weights of ``loaded``, and code that trains it restores
+        them.
+    held: the carriers of a probe.
+    loaded: weights and frame of the last round; None before.
+    replica: with a sparse downlink.
+    draws_numbers: whether the model was seen to draw numbers, as dropout does.
+    followed: detects changes of model and loss between passes; None in a rehearsal.
     """
 
     base: Base
@@ -128,9 +137,7 @@ class Process:
     followed: Followed | None = None
 
     def check_unchanged(self) -> None:
-        """Raise ChangedModelError if somebody changed the model or the loss since they were built,
-        or since a pass.
-        """
+        """Raise ChangedModelError if model or loss changed since they were built or last used."""
         change = "" if self.followed is None else self.followed.change()
         if change:
             raise ChangedModelError(
@@ -141,7 +148,7 @@ class Process:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Inside, model and loss run: what their own code writes is no change."""
+        """Allow model and loss to change themselves in the block, in which they run."""
         try:
             yield
         finally:
@@ -150,12 +157,14 @@ class Process:
 
 
 _SERVED: list[Base] = []
+"""The bases of enclosing ``serving`` blocks."""
 
 
 @contextmanager
 def serving(base: Base) -> Iterator[None]:
-    """Clients of this process use ``base`` instead of preparing their own: audits train on their
-    own examples.
+    """Let clients of this process use ``base`` in the block, instead of preparing their own.
+
+    Audits, for example, train on their own examples.
     """
     process.cache_clear()
     _SERVED.append(base)
@@ -167,13 +176,13 @@ def serving(base: Base) -> Iterator[None]:
 
 
 def is_served() -> bool:
-    """Whether clients of this process use a base that they were given."""
+    """Whether this process is in a ``serving`` block."""
     return bool(_SERVED)
 
 
-@lru_cache(maxsize=2)  # other settings take its place; ``serving`` clears it
+@lru_cache(maxsize=2)  # by settings; ``serving`` clears it
 def process(settings: Settings) -> Process:
-    """Data, initial model and W_0, built once a process."""
+    """The state of this process for a run: data, initial model and W_0, built once."""
     set_up(settings)
     if lacks_gpu(settings):
         log(WARNING, GPU_OPTION)
@@ -181,16 +190,14 @@ def process(settings: Settings) -> Process:
 
 
 def set_up(settings: Settings) -> None:
-    """Settings of the whole process: torch's threads, and freed memory."""
+    """Set torch's threads, and let the process keep freed memory."""
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
 
 
 def assemble(base: Base) -> Process:
-    """Build the initial model, W_0 and the replica of a base; a GPU is named in the log, so that
-    run.log has it.
-    """
-    if base.device == "cuda":
+    """Build the initial model, W_0 and the replica of a base."""
+    if base.device == "cuda":  # so that run.log has its name
         log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
     state = base.initial.public()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
@@ -208,37 +215,38 @@ def load(
     *,
     shared: bool,
 ) -> Loaded:
-    """The model's weights and the frame, made by the first client of a process in a round and used
-    by the others.
+    """Load the announced weights into the model and derive the frame, once a round for a process.
 
-    Guarantee: weights and frame are reused only for the same received bytes, or, if a replica
-    ``followed``, the same digest. Raises ChangedModelError if model or loss changed since the last
-    round.
+    ``followed``: the digest of the weights, if a replica has loaded them; else None.
+
+    Guarantee: weights and frame are reused only for the same received bytes, or for the same
+    digest ``followed``. Raises ChangedModelError if model or loss changed since the last round.
     """
-    sent = flat_bytes(content) if followed is None else followed
-    told = announced.common
-    known, here.loaded = here.loaded, None  # after an error nothing is loaded
-    if known is None or known.announced != told:
+    weights = flat_bytes(content) if followed is None else followed
+    common = announced.common
+    before = here.loaded
+    here.loaded = None  # after an error nothing is loaded
+    if before is None or before.announced != common:
         here.check_unchanged()
-    if followed is not None and (known is None or known.weights != followed):
+    if before is not None and before.weights == weights:
+        if before.announced == common:  # its digest covers kept positions and carriers, too
+            here.loaded = before
+            return before
+        digest = before.digest
+    elif followed is not None:
         digest = followed
-    elif known is None or known.weights != sent:
-        load_weights(here.state.model, read_weights(content))
-        digest = hashlib.sha256(sent).digest()
-    elif known.announced == told:
-        here.loaded = known  # the digest covers the kept positions and the carriers, too
-        return known
     else:
-        digest = known.digest
+        load_weights(here.state.model, read_weights(content))
+        digest = hashlib.sha256(weights).digest()
     if here.state.source is not None and (here.replica is None or here.replica.known is None):
         with here.passing():
             frame = _probed_frame(here, announced, content, run, client, shared=shared)
     else:
         frame = _frame(here, announced, content)
     here.loaded = Loaded(
-        weights=sent,
+        weights=weights,
         digest=digest,
-        announced=told,
+        announced=common,
         plan=plan_round(
             here.base.method,
             announced.round,
@@ -263,6 +271,7 @@ def derived_frame(here: Process, announced: Announcement, content: RecordDict) -
 
 
 def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
+    """The announced frame, without carriers of a probe. Raises FrameDiffersError."""
     frame = _as_announced(derived_frame(here, announced, content), announced, content)
     if frame is None:
         raise FrameDiffersError("the frame derived here has another digest than the announced one")
@@ -278,7 +287,7 @@ def _probed_frame(
     *,
     shared: bool,
 ) -> Frame:
-    """The frame in the first basis that gives the announced one."""
+    """The announced frame, from the first basis that gives it. Raises FrameDiffersError."""
     for basis in here.held.candidates(announced, content, run, client, shared=shared):
         derived = here.state.frame(announced.round, updates=announced.updates, basis=basis)
         frame = _as_announced(derived, announced, content)
@@ -289,9 +298,7 @@ def _probed_frame(
 
 
 def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) -> Frame | None:
-    """The derived frame, or what was sent of it, whichever is the announced one; None if neither
-    is.
-    """
+    """The derived or the sent frame, whichever has the announced digest; None if neither has."""
     if derived.digest == announced.frame_digest:
         return derived
     sent = read_frame(content, derived)
@@ -300,8 +307,11 @@ def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) 
 
 @dataclass(eq=False)
 class SentHistory:
-    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in
-    place of early ones, and the carriers of the last probe.
+    """The files of the run that the driver has sent to this process.
+
+    steps: of a sparse downlink, by version.
+    bases: the carriers of the last probe, by its round.
+    checkpoint: in place of early steps; None if none was sent.
     """
 
     steps: dict[int, bytes] = field(default_factory=dict)
@@ -311,9 +321,7 @@ class SentHistory:
     def add(
         self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()
     ) -> None:
-        """What the driver has sent: steps by version, and a checkpoint as version -1; the last
-        probe by its round.
-        """
+        """Keep what the driver has sent: steps with their version, a checkpoint as version -1."""
         self.bases = dict(bases) or self.bases
         for version, content in sent:
             if version < 0:
@@ -324,11 +332,11 @@ class SentHistory:
             del self.steps[version]
 
     def forget(self) -> None:
-        """Another run begins."""
+        """Remove everything: another run begins."""
         self.steps, self.bases, self.checkpoint = {}, {}, None
 
     def step(self, version: int) -> bytes:
-        """The step to a version. Raises FileNotFoundError where it was not sent."""
+        """The step to a version. Raises FileNotFoundError if it was not sent."""
         if version not in self.steps:
             raise FileNotFoundError(f"step {version} was not sent")
         return self.steps[version]
@@ -340,21 +348,19 @@ class SentHistory:
         return parse_checkpoint(self.checkpoint, Path("checkpoint of the driver"))
 
     def basis(self, round: int) -> bytes:
-        """The carriers that the server probed in a round. Raises FileNotFoundError where they were
-        not sent.
-        """
+        """The carriers that the server probed in a round. Raises FileNotFoundError if not sent."""
         if round not in self.bases:
             raise FileNotFoundError(f"the carriers of round {round} were not sent")
         return self.bases[round]
 
     def own_basis(self, client: int) -> Path:
-        """Nowhere, as ``replica``."""
+        """No client of this process has a file of its own: they share one basis."""
         raise LookupError(f"client {client} has no basis of its own")
 
     def replica(self, client: int) -> Path:
-        """Nowhere: all clients of this process share one replica, which no file has."""
+        """No client of this process has a file of its own: they share one replica."""
         raise LookupError(f"client {client} has no replica of its own")
 
 
 HISTORY = SentHistory()
-"""Of this process; another run begins with an empty one."""
+"""The files that this process was sent; another run begins without any."""

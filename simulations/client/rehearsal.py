@@ -1,10 +1,8 @@
-"""Before a federation charges anybody: one round of one client and the server, on public rows, by
-the code of both.
+"""A rehearsal: one round of one client and the server on public rows, before anybody is charged.
 
-The driver takes it once for a plan, a deployed client once for its settings, with rows of the test
-split in place of its own, in the types and the order in memory of its own. What it computes is
-thrown away; no ledger, file or message is written, and generators and the user's objects are
-afterwards as they were.
+The driver rehearses once for a plan, a deployed client once for its settings. Rows of the test
+split replace the client's own, with the same types and layout in memory. The results are thrown
+away. No ledger, file or message is written, and generators and the user's objects are restored.
 """
 
 import math
@@ -37,8 +35,10 @@ from fedlsg.training.local_training import shape_of
 from fedlsg.user_code.objects import restored
 
 CLIENT = 0
-STEPS = 2
-"""Most local steps of a rehearsal: the second one starts from weights that the first one moved."""
+"""The number of the client that rehearses."""
+MOST_STEPS = 2
+"""Local steps of a rehearsal, at most: the second one starts from weights that the first changed.
+"""
 
 
 class NoAccount(ClientAccount):
@@ -48,12 +48,11 @@ class NoAccount(ClientAccount):
 
 
 def rehearse(base: Base, terms: ClientTerms) -> int:
-    """Take the first round of a client with these terms, and the pruning before it; returns the
-    bytes of its update, without the header.
+    """Rehearse the first round of a client with these terms, and the pruning round before it.
 
-    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and
-    CannotDrawError for a client to which the carriers of a probe are sent: the server has taken
-    this round.
+    Returns the bytes of its update, without the header. Raises ValueError with the cause,
+    UnsupportedLayerError as the round itself would, and CannotDrawError for a client that gets the
+    carriers of a probe from the server: the server has rehearsed this round.
     """
     test = base.workload.test
     if not isinstance(base.workload.train, NoRows):
@@ -86,10 +85,11 @@ def rehearse(base: Base, terms: ClientTerms) -> int:
 def _answer(
     base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split
 ) -> tuple[Tensor, int]:
-    """What the server reads of a client's payload of made-up rows, and its bytes."""
+    """The values that the server reads from the client's payload, and the payload's bytes."""
     shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
     size = sizes_of(plan.local, shape, terms.num_examples)[-1]
-    local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
+    steps = min(plan.local.steps, MOST_STEPS)
+    local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=steps)
     here = Process(
         base=on_public_rows(base, test, size), state=state.public, held=Held(state.public)
     )
@@ -119,15 +119,15 @@ def _answer(
     payload = pack_values(
         encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None
     )
-    wanted = base.uplink.expected(plan.frame, round=plan.round, dither=dither)
-    received = decode(unpack(payload, wanted), plan.frame)
+    expected = base.uplink.expected(plan.frame, round=plan.round, dither=dither)
+    received = decode(unpack(payload, expected), plan.frame)
     return received, value_bytes(payload)
 
 
 def arranged(rows: Split, like: Split) -> Split:
-    """Rows that have the types and the layout in memory of others; of these only that is read."""
+    """Rows with the types and the layout in memory of ``like``, whose values are not used."""
     inputs, targets = like.batch(torch.arange(min(2, len(like))))
-    form = {name: (t.dtype, layout_of(t)) for name, t in fields_of(inputs).items()}
+    form = {name: (values.dtype, layout_of(values)) for name, values in fields_of(inputs).items()}
     labels = laid_out(rows.labels.to(targets.dtype), layout_of(targets))
     return replace(rows, prepare=partial(_arrange, rows.prepare, form), labels=labels)
 
@@ -135,23 +135,23 @@ def arranged(rows: Split, like: Split) -> Split:
 def _arrange(
     prepare: Callable[[Any], Any], form: Mapping[str, tuple[torch.dtype, Layout]], stored: Any
 ) -> Any:
-    """Inputs of some rows by ``prepare``, each field in its form; those of no rows as they are."""
-    made = fields_of(prepare(stored))
-    if form.keys() != made.keys():
-        return of_fields(made)
-    return of_fields(
-        {name: laid_out(t.to(form[name][0]), form[name][1]) for name, t in made.items()}
-    )
+    """Prepared inputs, each field in its (type, layout); unchanged if they have other fields."""
+    inputs = fields_of(prepare(stored))
+    if form.keys() == inputs.keys():
+        for name, (dtype, layout) in form.items():
+            inputs[name] = laid_out(inputs[name].to(dtype), layout)
+    return of_fields(inputs)
 
 
 def _of_one_length(test: Split) -> Tensor:
-    """Probes that may share a batch; one alone of texts, whose padded lengths differ."""
+    """Test rows that may share a batch; only one if they are texts, whose lengths differ."""
     return probes(test)[:1] if test.lengths is not None else probes(test)
 
 
 def on_public_rows(base: SomeBase, test: Split, size: int, *, clients: int = 1) -> SomeBase:
-    """The base of a federation whose clients all hold the same ``size`` public rows: a few of a
-    test split, over and over.
+    """The base of a federation whose clients all hold the same ``size`` public rows.
+
+    The rows are a few rows of a test split, repeated.
     """
     rows = _of_one_length(test)
     return replace(

@@ -1,14 +1,13 @@
-"""A client's replica of the public state: it applies the server's steps; the digest of its weights
-proves the result.
+"""A client's replica of the public state: it applies the server's steps, and a digest checks it.
 
     shared    one replica for all simulated clients of a process; it reads missing steps from the
-              run's folder of steps, from the initial model on (or the run's checkpoint if that is
-              far behind)
+              run's folder of steps, from the initial model on, or from the run's checkpoint if it
+              is far behind
     own       a client on a machine of its own: its replica is in a file of its own, written before
               it trains
 
-Clients train the model of the replica itself, and put its weights back afterwards. The carriers of
-a probe are read here, too, with a replica and without.
+Clients train the model of the replica itself, and restore its weights afterwards. The carriers of a
+probe are read here, too, with a replica and without.
 """
 
 import io
@@ -53,24 +52,37 @@ from fedlsg.strategies.protocol.wire import Announcement, read_weights
 
 
 class History(Protocol):
-    """Where a shared replica finds what its process was not sent, and a replica of a client's own
-    its file.
-    """
+    """The files of a run that replicas read: of the server, and a client's own."""
 
-    def step(self, version: int, /) -> bytes: ...
+    def step(self, version: int, /) -> bytes:
+        """The server's step to a version."""
+        ...
 
-    def load_checkpoint(self) -> dict[str, Any]: ...
+    def load_checkpoint(self) -> dict[str, Any]:
+        """The server's checkpoint."""
+        ...
 
-    def replica(self, client: int, /) -> Path: ...
+    def replica(self, client: int, /) -> Path:
+        """The file of a client's own replica."""
+        ...
 
-    def basis(self, round: int, /) -> bytes: ...
+    def basis(self, round: int, /) -> bytes:
+        """The carriers that the server probed in a round."""
+        ...
 
-    def own_basis(self, client: int, /) -> Path: ...
+    def own_basis(self, client: int, /) -> Path:
+        """The file of a client's own carriers."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Version and digest of the replica's weights, and its owner; None for a shared replica."""
+    """What a replica holds.
+
+    version: of the weights.
+    owner: the client; None for a shared replica.
+    digest: of the weights.
+    """
 
     version: int
     owner: int | None
@@ -78,7 +90,7 @@ class Known:
 
 
 class Saved(NamedTuple):
-    """A version and the state that it has."""
+    """A state of the server that was saved, with its version."""
 
     version: int
     server: dict[str, Any]
@@ -86,9 +98,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Shared:
-    """Of all simulated clients of a process: the run's folder has every step from the initial
-    model on, and no file is needed.
-    """
+    """The place of a shared replica: the run's folder has every step from the initial model on."""
 
     run: History
     owner: None = None
@@ -110,15 +120,17 @@ class Shared:
     def steps(self, version: int, base: int) -> list[Step]:
         """The steps from ``version`` to ``base``. Raises ReplicaMissingError."""
         try:
-            contents = [self.run.step(v + 1) for v in range(version, base)]
-            return [step for content in contents for step in read_steps(content)]
+            steps = list[Step]()
+            for number in range(version + 1, base + 1):
+                steps += read_steps(self.run.step(number))
+            return steps
         except (OSError, ValueError) as error:
             raise ReplicaMissingError(
                 f"a step before version {base} cannot be read: {error}"
             ) from None
 
     def take_basis(self, state: ServerState, round: int) -> None:
-        """Take the server's carriers of a round, in place of the same probe once more."""
+        """Take the server's carriers of a round, which are those of the client's own probe."""
         public = state.public
         if public.source is None:
             return
@@ -127,21 +139,22 @@ class Shared:
             state.basis = load_basis(public, lambda: self.run.basis(refresh), refresh)
 
     def save(self, state: ServerState, version: int) -> None:
-        """In no file."""
+        """Do nothing: no file is needed."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """Of a client on a machine of its own: one file has its last state, and messages the rest."""
+    """The place of a client's own replica: a file has its last state, messages the steps since."""
 
     run: History
     owner: int
 
     def least(self, base: int) -> int:
+        """The oldest version that a message whose steps follow ``base`` can continue from."""
         return base
 
     def saved(self, version: int, wanted: int) -> Saved | None:
-        """Its file, if this process has no replica of it."""
+        """The state in the client's file, if this process has no replica of it."""
         if version != NOWHERE:
             return None
         try:
@@ -153,33 +166,41 @@ class Own:
         return Saved(int(saved["version"]), saved["server"])
 
     def steps(self, version: int, base: int) -> list[Step]:
-        """None: no version before ``base`` is used."""
+        """No steps: no version before ``base`` is used."""
         return []
 
     def take_basis(self, state: ServerState, round: int) -> None:
-        """None are here: it computes the probe itself."""
+        """Do nothing: the client computes the probe itself."""
 
     def save(self, state: ServerState, version: int) -> None:
-        """Checked by its SHA-256, not synced: a lost file costs one whole model."""
+        """Write the file with its SHA-256, not synced: if it is lost, the whole model is sent."""
         body = io.BytesIO()
         torch.save({"version": version, "server": state.state_dict() | {"initial": {}}}, body)
         save_bytes(self.run.replica(self.owner), body.getvalue())
 
 
 Place = Shared | Own
-"""Where a replica finds what it lacks."""
+"""The source of what a replica lacks."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Replica:
-    """The state of ``known``; if that is None, no step can be applied to the model."""
+    """The replica of a process.
+
+    base: settings and method of the run.
+    public: the public state, whose model it changes.
+    state: the server's state, as of ``known``.
+    known: version, digest and owner; None if no step can be applied to the model.
+    """
 
     base: Base
     public: PublicState
     state: ServerState = field(init=False)
     known: Known | None = None
     _at_start: bool = True
+    """Whether the model still has its initial weights."""
     _frame: tuple[int, Frame] | None = None
+    """The last frame, with its round."""
 
     def __post_init__(self) -> None:
         self._begin()
@@ -201,7 +222,7 @@ class Replica:
         assert reference is not None
         place = Shared(run) if shared else Own(run, client)
         wanted = Known(version=reference.version, owner=place.owner, digest=reference.digest)
-        known, self.known = self.known, None
+        known, self.known = self.known, None  # after an error nothing is known
         if known != wanted:
             if known is None or known.owner != wanted.owner:
                 self._frame = known = None
@@ -224,10 +245,9 @@ class Replica:
         return wanted.digest
 
     def frame(self, round: int) -> Frame:
-        """The frame of a round that starts from this state; the step of that round is taken in it,
-        too.
+        """The frame of a round that starts from this state; the step after it uses it, too.
 
-        Raises FrameDiffersError where it needs carriers that cannot be made here.
+        Raises FrameDiffersError if it needs carriers that cannot be made here.
         """
         if self._frame is None or self._frame[0] != round:
             try:
@@ -237,10 +257,9 @@ class Replica:
         return self._frame[1]
 
     def _probed(self, content: RecordDict, round: int, place: Place) -> bool:
-        """Take the carriers of a probe that were sent, else find or make those of the round;
-        whether they are new.
+        """Take the carriers that were sent, or find or make those of the round; are they new?
 
-        Where they cannot be made, ``frame`` asks for them: the replica itself is right, and kept.
+        If they cannot be made, ``frame`` asks the server for them; the replica is kept.
         """
         before, sent = self.state.basis, read_basis(content)
         if sent is not None:
@@ -253,10 +272,12 @@ class Replica:
         return False
 
     def _begin(self) -> None:
+        """Set the state to that before the first round."""
         self.state = self.base.initial.server(self.public)
         self.state.average = None
 
     def _begin_again(self) -> None:
+        """Go back to the initial model."""
         if not self._at_start:
             initial = trainable(self.base.initial.model()).values()
             load_weights(self.public.model, parameters_to_vector(initial).detach())
@@ -270,7 +291,7 @@ class Replica:
         known: Known | None,
         place: Place,
     ) -> bool:
-        """Take the whole model of a message; returns whether a replica continues from it."""
+        """Take the whole model of a message; returns whether the replica continues."""
         if reference.base == reference.version:
             self._at_start = False
             restart(
@@ -281,7 +302,7 @@ class Replica:
                 updates=announced.updates,
             )
             return True
-        # the message leaves this client without a replica; the process still has one
+        # the message has weights without a state: a shared replica may catch up by its own steps
         if place.owner is None:
             with suppress(ReplicaMissingError, ReplicaDiffersError):
                 self._catch_up([], reference.version, known, place)
@@ -294,9 +315,7 @@ class Replica:
     def _catch_up(
         self, missed: list[Step], version: int, known: Known | None, place: Place
     ) -> None:
-        """Steps to the announced version: those of the message, and before them those of the
-        place.
-        """
+        """Apply the steps to the announced version: first of the place, then of the message."""
         base = version - len(missed)
         begun = self._recall(base, version, known, place)
         self._at_start = self._at_start and version == 0
@@ -315,8 +334,9 @@ class Replica:
                 ) from None
 
     def _recall(self, base: int, wanted: int, known: Known | None, place: Place) -> int:
-        """Version of the state that steps continue from: the current one, a saved one, or the
-        initial model.
+        """Set the state that steps continue from: current, saved or initial; returns its version.
+
+        base: the version before the steps of the message.
         """
         usable = range(place.least(base), wanted + 1)
         current = known.version if known is not None and known.version in usable else NOWHERE
@@ -342,27 +362,29 @@ def read_basis_of(state: PublicState, flat: Tensor, round: int) -> Basis:
 
 
 def load_basis(state: PublicState, content: Callable[[], bytes], round: int) -> Basis | None:
-    """The basis of a refresh from a file's content; None where that is missing or damaged."""
+    """The basis of a refresh from the content of a file; None if it is missing or damaged."""
     try:
-        return read_basis_of(
-            state, torch.from_numpy(np.frombuffer(content(), "<f4").astype(np.float32)), round
-        )
+        flat = torch.from_numpy(np.frombuffer(content(), "<f4").astype(np.float32))
+        return read_basis_of(state, flat, round)
     except (OSError, ValueError):
         return None
 
 
 def own_basis(run: History, client: int, round: int) -> Callable[[], bytes]:
-    """The content of a client's own file; it raises ValueError if that is of another refresh."""
+    """A function that reads a client's own file; ValueError if it is of another refresh.
 
-    def content() -> bytes:
-        found = load_bytes(run.own_basis(client))
-        if int.from_bytes(found[:8], "little") != round:
+    The file has the round in 8 bytes, then the numbers.
+    """
+
+    def read() -> bytes:
+        content = load_bytes(run.own_basis(client))
+        if int.from_bytes(content[:8], "little") != round:
             raise ValueError(f"the basis is not that of round {round}")
-        return found[8:]
+        return content[8:]
 
-    return content
+    return read
 
 
 def basis_bytes(basis: Basis) -> bytes:
-    """The numbers of a basis as a file has them."""
+    """The numbers of a basis, as in files: float32, little-endian."""
     return flatten(basis).cpu().numpy().astype("<f4").tobytes()

@@ -1,11 +1,10 @@
-"""A client's part in a secure sum. Its secrets are in the state of its own Flower Context, and in
-no message.
+"""A client's part in a secure sum. Its secrets stay in the state of its own Flower Context.
 
-Order, which the privacy claim rests on: what can be refused is refused, the ledger is charged, the
-batch is clipped, noise on the grid is drawn, the sum is masked, the state is written, and only then
-do masked values leave. A stage that is asked for again gets the answer that it got; a later attempt
-gets fresh noise and is charged again. An attempt that is over does not begin again: there are no
-two clients, and no two pairs of keys, under the same terms.
+The privacy claim rests on this order: every check that may refuse, the charge to the ledger,
+clipping of the batch, noise on the grid, masking of the sum, writing of the state. Only then do
+masked values leave. A stage that is asked for again gets the same answer; a later attempt gets
+fresh noise and is charged again. An attempt that is over does not begin again: no terms have two
+clients, or two pairs of keys.
 """
 
 import math
@@ -36,12 +35,15 @@ from fedlsg.strategies.protocol.stages import (
 from fedlsg.training.client_round import AddNoise
 
 RECORD = "secure sum"
+"""The record in a client's state with the client of the protocol."""
 Train = Callable[[AddNoise], Tensor]
+"""Charges the ledger and trains; returns the integers that a function makes of the sum."""
 
 
 def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordDict) -> bytes:
     """The answer of a client of a run to a stage without values. Raises as ``answer``."""
-    stage, s = asked_stage(base, content), base.settings
+    stage = asked_stage(base, content)
+    s = base.settings
 
     def root() -> bytes:
         labels = (*base.stream, "secure sum", partition, stage.round, stage.attempt)
@@ -59,15 +61,14 @@ def masked_values(
     train: Train,
 ) -> bytes:
     """The masked values of a client of a run. Raises as ``answer``, before anything is charged."""
-    stage, release = asked_stage(base, content), plan.release
-    assert release is not None
-    terms = partial(_terms, base, stage, partition)
+    stage = asked_stage(base, content)
+    assert plan.release is not None
     return masked(
         stage,
-        terms,
+        partial(_terms, base, stage, partition),
         partition,
         state,
-        release,
+        plan.release,
         round=plan.round,
         seed=base.settings.seed,
         train=train,
@@ -83,18 +84,22 @@ def answer(
 ) -> bytes:
     """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
 
-    Raises SecureSumRefusedError for ``terms`` that are none, and for what the protocol forbids.
+    terms: makes the terms of the attempt, or raises ProtocolError.
+    number: of the client.
+    make_root: makes the secret from which the client's keys follow.
+
+    Raises SecureSumRefusedError for invalid terms, and for a stage that the protocol forbids.
     """
     with refusing(stage):
-        client = (
-            begin(terms(), number, state, make_root)
-            if stage.name == KEYS
-            else restore(terms(), number, state)
-        )
-        answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
-        found = client.keys() if stage.name == KEYS else answers[stage.name](stage.message)
+        if stage.name == KEYS:
+            client = begin(terms(), number, state, make_root)
+            message = client.keys()
+        else:
+            client = restore(terms(), number, state)
+            answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
+            message = answers[stage.name](stage.message)
     store(client, state)
-    return found
+    return message
 
 
 def masked(
@@ -108,11 +113,10 @@ def masked(
     seed: int,
     train: Train,
 ) -> bytes:
-    """The masked values of a round. ``train`` charges the ledger, and gives the integers that the
-    noise leaves.
+    """The masked values of a round: integers of the noisy sum, as ``train`` returns them.
 
-    Called for an attempt that was answered, it returns that answer, and nothing is charged.
-    Raises SecureSumRefusedError before anything is charged.
+    An attempt that was answered gets the same answer, and nothing is charged. Raises
+    SecureSumRefusedError before anything is charged.
     """
     with refusing(stage):
         if (stage.name, stage.round) != (MASKED, round):
@@ -127,8 +131,7 @@ def masked(
         check_noise(stage, release)
         client = restore(terms(), number, state)
         client.accept(stage.message)
-        if client.stage != MASKED:
-            # the stored answer, whatever the values
+        if client.stage != MASKED:  # it returns its stored answer, and ignores the values
             return client.masked(np.zeros(stage.length, dtype=np.int64))
     values = train(
         lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=round)
@@ -140,7 +143,7 @@ def masked(
 
 @contextmanager
 def refusing(stage: Stage) -> Iterator[None]:
-    """Raise SecureSumRefusedError for what the protocol forbids."""
+    """Turn a ProtocolError of the block into a SecureSumRefusedError."""
     try:
         yield
     except ProtocolError as error:
@@ -148,9 +151,9 @@ def refusing(stage: Stage) -> Iterator[None]:
 
 
 def check_noise(stage: Stage, release: Release) -> None:
-    """Refuse an attempt whose clients agreed on another share of the noise than this round has.
+    """Raise ProtocolError if the clients agreed on another share of the noise than this round's.
 
-    The last digits may differ between machines.
+    The last digits may differ between machines; 1e-6 is far above that rounding.
     """
     if not math.isclose(stage.noise, release.noise_std(1), rel_tol=1e-6):
         raise ProtocolError(
@@ -160,7 +163,7 @@ def check_noise(stage: Stage, release: Release) -> None:
 
 
 def asked_stage(base: Base, content: RecordDict) -> Stage:
-    """The stage of a message. Refused: runs without secure sums, and records without a stage."""
+    """The stage of a message. Raises SecureSumRefusedError without a stage or secure sums."""
     if base.sums is None:
         raise SecureSumRefusedError(
             f"secure sum: this run has trust={base.settings.trust}, and no secure sum"
@@ -169,7 +172,7 @@ def asked_stage(base: Base, content: RecordDict) -> Stage:
 
 
 def stage_in(content: RecordDict) -> Stage:
-    """The stage of a message. Refused: records that are not a stage."""
+    """The stage of a message. Raises SecureSumRefusedError for a record that is no stage."""
     try:
         return read_stage(content)
     except ValueError as error:
@@ -177,8 +180,10 @@ def stage_in(content: RecordDict) -> Stage:
 
 
 def _terms(base: Base, stage: Stage, partition: int) -> Terms:
-    """The terms of an attempt. Refused: other clients than the public schedule selects, a client
-    that it does not select, terms that no graph fits.
+    """The terms of an attempt.
+
+    Raises ProtocolError for other clients than the public schedule selects, for a client that it
+    does not select, and for terms that no graph fits.
     """
     sums, s = base.sums, base.settings
     assert sums is not None
@@ -197,21 +202,20 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
 
 
 def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], bytes]) -> Client:
-    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt
-    are forgotten.
+    """The client of an attempt, with new secrets unless the attempt has begun.
 
-    Refused: an attempt of a run that is not later than the last one. It may have been answered with
-    other keys.
+    Secrets of an earlier attempt are forgotten. Raises ProtocolError for an attempt that is not
+    later than the last one of its run: it may have been answered with other keys.
     """
     record = state.config_records.get(RECORD, ConfigRecord())
     if record.get("terms") == terms.digest:
         return restore(terms, number, state)
-    kept, asked = record.get(_last(terms)), (terms.round, terms.attempt)
-    last = tuple(int(number) for number in kept) if isinstance(kept, list) else ()
-    if asked <= last:
+    stored = record.get(_last_attempt_key(terms))
+    last = tuple(int(value) for value in stored) if isinstance(stored, list) else ()
+    if (terms.round, terms.attempt) <= last:
         raise ProtocolError(
             f"expected a later attempt than the last one of this run, number {last[1]} of round "
-            f"{last[0]}, got number {asked[1]} of round {asked[0]}"
+            f"{last[0]}, got number {terms.attempt} of round {terms.round}"
         )
     return Client(terms, number, make_root())
 
@@ -229,16 +233,19 @@ def restore(terms: Terms, number: int, state: RecordDict) -> Client:
 
 
 def store(client: Client, state: RecordDict) -> None:
-    """Keep the client, and which attempt of its run is the last one; of other runs that stays as it
-    is.
-    """
-    terms, record = client.terms, state.config_records.get(RECORD, ConfigRecord())
-    last = [terms.round, terms.attempt]
+    """Keep the client, and note that its attempt is the last one of its run."""
+    terms = client.terms
+    record = state.config_records.get(RECORD, ConfigRecord())
     state[RECORD] = ConfigRecord(
-        {**record, "terms": terms.digest, "state": client.export(), _last(terms): last}
+        {
+            **record,  # with the last attempts of other runs
+            "terms": terms.digest,
+            "state": client.export(),
+            _last_attempt_key(terms): [terms.round, terms.attempt],
+        }
     )
 
 
-def _last(terms: Terms) -> str:
-    """Under which name the last attempt of a run is kept: its round and number."""
+def _last_attempt_key(terms: Terms) -> str:
+    """The key of a run's last attempt, [round, number], in the record."""
     return f"last of run {terms.run.hex()}"

@@ -1,10 +1,9 @@
-"""One client's round: derive the frame, charge the ledger, train privately, pack, store, and only
-then send.
+"""One client's round: derive the frame, charge the ledger, train privately, pack, store, send.
 
-Order, which the privacy claim rests on: the ledger is charged and fsynced (on our engines by the
-driver, before it asks anybody), the batch is drawn and clipped, noise is drawn, the payload is
-stored, and only then does anything leave. A stored payload is sent again for free. (A payload
-without noise is not stored: it has no privacy claim, and can be computed again.)
+The privacy claim rests on this order. The ledger is charged and fsynced (on our engines by the
+driver, before it asks anybody). The batch is drawn and clipped, noise is drawn, the payload is
+stored, and only then does anything leave. A stored payload is sent again without a charge. (A
+payload without noise is not stored: it has no privacy claim, and can be computed again.)
 
 Personal parameters are a client's own displacement from the public initial ones. It is kept in the
 client's own folder, in one file with the payload of the round (``FeedbackBox``): both change, or
@@ -14,7 +13,7 @@ bit.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -61,33 +60,33 @@ def answer(
     *,
     shared: bool = False,
 ) -> bytes:
-    """The payload that a simulated ``partition`` sends for an announcement.
+    """The payload that a simulated client sends for an announcement.
 
-    ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process
-    share its replica.
-    Raises as ``answer_in`` does.
+    partition: the client.
+    content: of the server's message.
+    state: of the client's Flower Context, which may have its account.
+    shared: whether the clients of this process share one replica.
+
+    Raises as ``answer_in``.
     """
     here = process(settings)
     account: ClientAccount | None = given_account(here, settings, content, state)
     if account is None:
         run = own_directory(settings, read_round(content).run_dir)
-        account = SimulatedAccount(
-            run, Ledger(run.ledger(partition), client=partition), here.base.settings
-        )
+        ledger = Ledger(run.ledger(partition), client=partition)
+        account = SimulatedAccount(run, ledger, here.base.settings)
     return answer_in(here, account, content, state, shared=shared)
 
 
 def given_account(
     here: Process, settings: Settings, content: RecordDict, state: RecordDict
 ) -> GivenAccount | None:
-    """The account of a client that the driver has charged; None for one that has a ledger of its
-    own.
-    """
-    given = config_in(state, RECORD)
-    if given is None:
+    """The account of a client that the driver has charged; None if it keeps its own ledger."""
+    record = config_in(state, RECORD)
+    if record is None:
         return None
-    run = own_directory(settings, read_round(content).run_dir) if given["here"] else HISTORY
-    return GivenAccount(given, run, here.base.settings.record_updates)
+    run = own_directory(settings, read_round(content).run_dir) if record["here"] else HISTORY
+    return GivenAccount(record, run, here.base.settings.record_updates)
 
 
 def answer_in(
@@ -98,19 +97,20 @@ def answer_in(
     *,
     shared: bool = False,
 ) -> bytes:
-    """The payload for an announcement, charged to an account. ``state``: of the client's own Flower
-    Context.
+    """The payload for an announcement, charged to an account.
+
+    ``state``: of the client's own Flower Context.
 
     Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError,
-    LedgerError, SecureSumRefusedError, ChangedModelError, or whatever training raised.
+    LedgerError, SecureSumRefusedError, ChangedModelError, or any error of training.
     """
     if (stage_of(content) is None) != (here.base.sums is None):
-        asked_stage(here.base, content)  # it is refused
+        asked_stage(here.base, content)  # it raises SecureSumRefusedError
     announced, partition = read_round(content), account.client
     loaded = follow(here, account, announced, content, shared=shared)
     box = account.box(memory=remembers(here.base))
-    question = question_of(announced, here.base.settings.codec, loaded.digest)
-    stored = stored_payload(account, box, question, announced.round)
+    request_id = request_id_of(announced, here.base.settings.codec, loaded.digest)
+    stored = stored_payload(account, box, request_id, announced.round)
     if stored is not None:
         return stored
     terms = own_terms(announced, here.base.rows.size_of(partition))
@@ -121,17 +121,9 @@ def answer_in(
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
-        return _personal_round(here, plan, announced, box, question, train)
-    values = train()
-    return send(
-        values,
-        plan.frame,
-        here.base,
-        announced,
-        here.base.uplink.dither(partition, plan),
-        box,
-        question,
-    )
+        return _personal_round(here, plan, announced, box, request_id, train)
+    dither = here.base.uplink.dither(partition, plan)
+    return pack_and_store(train(), plan.frame, here.base, announced, dither, box, request_id)
 
 
 def follow(
@@ -142,12 +134,14 @@ def follow(
     *,
     shared: bool,
 ) -> Loaded:
-    """Bring the process's model to the announced weights, and derive the frame. Raises as
-    ``answer_in``.
+    """Bring the process's model to the announced weights, and derive the frame.
+
+    Raises as ``answer_in``.
     """
-    run, client, digest = account.run, account.client, None
+    run, client = account.run, account.client
     check_level(here.base, announced.isolation)
     check_features(here.base, announced.features)
+    digest = None
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, client, shared=shared)
     return load(here, announced, content, digest, run, client, shared=shared)
@@ -158,10 +152,10 @@ def _personal_round(
     plan: RoundPlan,
     announced: Announcement,
     box: Box,
-    question: str,
+    request_id: str,
     train: Callable[[], Tensor],
 ) -> bytes:
-    """The payload of a round with personal parameters, which is stored with what they became."""
+    """The payload of a round with personal parameters; both are stored together."""
     assert not isinstance(box, LastPayload)
     base, frame, client = here.base, plan.frame, box.client
     before = box.memory(plan.round, personal_size(frame))
@@ -170,19 +164,17 @@ def _personal_round(
     payload = pack_values(
         encode(values, frame), frame, base, announced, base.uplink.dither(client, plan), box.last
     )
-    after = moved(before, values, frame, base, plan.local)
-    return box.store(question, payload, after, round=plan.round)
+    after = next_displacement(before, values, frame, base, plan.local)
+    return box.store(request_id, payload, after, round=plan.round)
 
 
 def remembers(base: Base) -> bool:
-    """Whether clients keep something from round to round: the memory of error feedback, or personal
-    parameters.
-    """
+    """Whether clients have a memory from round to round: error feedback, or personal parameters."""
     return base.uplink.keeps_memory or bool(base.method.personal)
 
 
 def memory_size(frame: Frame) -> int:
-    """How many numbers a client that ``remembers`` keeps."""
+    """The number of values in a client's memory, see ``remembers``."""
     return personal_size(frame) if frame.personal else frame.kept
 
 
@@ -190,9 +182,7 @@ def memory_size(frame: Frame) -> int:
 def own_parameters(
     model: nn.Module, names: Sequence[str], displacement: Float[Tensor, " size"]
 ) -> Iterator[nn.Module]:
-    """Inside, the model has a client's personal parameters; after it, the announced ones, bit for
-    bit.
-    """
+    """Give the model a client's personal parameters in the block, then the announced ones again."""
     parameters = trainable(model)
     announced = {name: parameters[name].detach().clone() for name in names}
     try:
@@ -208,36 +198,39 @@ def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> No
         parameters[name].copy_(value)
 
 
-def moved(
+def next_displacement(
     displacement: Float[Tensor, " size"],
     values: Float[Tensor, " kept"],
     frame: Frame,
     base: Base,
     local: LocalTraining,
 ) -> Float[Tensor, " size"]:
-    """The displacement after a round: a step of SGD by the client's own noisy values, over its own
-    q_k N_k; its rate follows the schedule, too.
+    """The personal displacement after a round: one step of SGD by the client's own noisy values.
 
-    ``values``: what the mechanism released, clipped with the shared part and noisy; nothing else of
-    the data is read.
+    d' = d - eta s g / (q_k N_k), with eta the personal learning rate, s what the schedule leaves of
+    a learning rate in this round, g the personal part of ``values``.
+
+    values: released by the mechanism, clipped with the shared part and noisy; nothing else of the
+    data is read.
+    local: the training of this round; its ``batch`` is q_k N_k.
     """
-    falling = local.learning_rate / base.local.learning_rate
-    given = base.settings.personal_learning_rate
-    rate = (base.local.learning_rate if given is None else given) * falling / local.batch
+    schedule = local.learning_rate / base.local.learning_rate
+    personal_rate = base.settings.personal_learning_rate
+    if personal_rate is None:
+        personal_rate = base.local.learning_rate
+    rate = personal_rate * schedule / local.batch
     return displacement - rate * personal_gradient(values, frame)
 
 
-def question_of(announced: Announcement, codec: str, weights: bytes) -> str:
-    """What a payload answers: a round, a codec, and a digest of weights and frame."""
+def request_id_of(announced: Announcement, codec: str, weights: bytes) -> str:
+    """The id of a request: its round, the codec, and a digest of weights and frame."""
     digest = hashlib.sha256(weights + announced.frame_digest).hexdigest()
     return f"{announced.round}/{announced.updates}/{codec}/{digest}"
 
 
-def stored_payload(account: ClientAccount, box: Box, question: str, round: int) -> bytes | None:
-    """The payload that answers a question, if it is stored. Raises LedgerError if nobody was
-    charged for it.
-    """
-    stored = box.find(question)
+def stored_payload(account: ClientAccount, box: Box, request_id: str, round: int) -> bytes | None:
+    """The stored payload for a request, or None. Raises LedgerError if it has no charge."""
+    stored = box.find(request_id)
     if stored is not None and not account.of_round(round):
         raise LedgerError(
             f"{account.path} lost the entry of round {round}, whose payload is stored"
@@ -246,9 +239,12 @@ def stored_payload(account: ClientAccount, box: Box, question: str, round: int) 
 
 
 def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
-    """A client's terms in an announcement."""
-    q, sigma = announced.sample_rate, announced.noise_multiplier
-    return ClientTerms(num_examples=num_examples, sample_rate=q, noise_multiplier=sigma)
+    """The terms of the client that an announcement is for."""
+    return ClientTerms(
+        num_examples=num_examples,
+        sample_rate=announced.sample_rate,
+        noise_multiplier=announced.noise_multiplier,
+    )
 
 
 def train_round(
@@ -261,23 +257,24 @@ def train_round(
     *,
     loaded: Loaded | None = None,
 ) -> Tensor:
-    """The noisy values of a round. ``loaded``: the weights and the frame; without it no batch was
-    drawn ahead.
+    """The noisy values of a round; the entry is charged before its batch is drawn.
+
+    checked: the model's parameters, checked against the frame.
+    add: adds the noise in place of the mechanism, for secure sums.
+    loaded: the weights and the frame; None in a rehearsal, which has no batches drawn ahead.
     """
-    base, s, partition, round = here.base, here.base.settings, account.client, plan.round
+    base, partition, round = here.base, account.client, plan.round
     secret = takes_part_in_secret(base)
-    entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
+    entry = entry_of(account, plan, num_examples, reproducible=base.settings.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
-    if drawn is not None and s.record_updates:
+    if drawn is not None and base.settings.record_updates:
         used_rows.append(base.parts[partition][drawn.positions])
-    summed = drawn is not None and drawn.total is not None
-    with (
-        nullcontext() if summed else here.passing(),
-        nullcontext() if summed else draws(base, partition, round),
-    ):
-        persons = base.rows.persons_of(partition)
+    with ExitStack() as stack:
+        if drawn is None or drawn.total is None:  # else the model has run before
+            stack.enter_context(here.passing())
+            stack.enter_context(draws(base, partition, round))
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
@@ -294,30 +291,32 @@ def train_round(
             scale=plan.scale(here.state.parameters) if plan.phase is Phase.PRUNING else None,
             checked=checked,
             add=add,
-            persons=persons,
+            persons=base.rows.persons_of(partition),
         )
     if not secret:
         account.keep_truth(round, used_rows)
     return values
 
 
-def send(
+def pack_and_store(
     values: Tensor,
     frame: Frame,
     base: Base,
     announced: Announcement,
     dither: Dither,
     box: Box,
-    question: str,
+    request_id: str,
 ) -> bytes:
-    """The payload of a round's values; with noise or memory it is stored first, under its
-    question.
+    """The payload of a round's values; with noise or memory it is stored for its request.
+
+    Under error feedback with memory m: the payload encodes values + m, the server receives r, and
+    the new memory is values + m - r.
     """
     if not base.uplink.keeps_memory:
         payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
-        # else the driver of the simulation stores it
+        # of a ``GivenAccount``, the driver stores the payload
         if isinstance(box, LastPayload) and keeps_payload(base):
-            box.store(question, payload)
+            box.store(request_id, payload)
         return payload
     # the plan refused it; checked again at the point of use
     if not base.method.mechanism.of_kind.plain:
@@ -327,17 +326,17 @@ def send(
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
-    wanted = base.uplink.expected(frame, round=announced.round, dither=dither)
-    received = decode(unpack(payload, wanted), frame)
-    return box.store(question, payload, due - received.double(), round=announced.round)
+    expected = base.uplink.expected(frame, round=announced.round, dither=dither)
+    received = decode(unpack(payload, expected), frame)
+    return box.store(request_id, payload, due - received.double(), round=announced.round)
 
 
 def keeps_payload(base: Base) -> bool:
-    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and
-    training does not.
+    """Whether a payload is stored before it leaves: training again would be a new charge.
 
-    Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a
-    server that adds the noise has none, and is kept nowhere.
+    A payload without noise is stored only if the next one refers to its indices. Masked values
+    belong to one attempt at a sum, and are kept with its secrets. An update for a server that adds
+    the noise is not stored.
     """
     if base.unit.at_server:
         return False
@@ -345,9 +344,7 @@ def keeps_payload(base: Base) -> bool:
 
 
 def keeps_one_round(base: Base) -> bool:
-    """Whether a stored payload only answers its own request: explicit indices also say which were
-    sent last.
-    """
+    """Whether a stored payload is needed for one round only: later ones do not refer to it."""
     return not base.uplink.explicit
 
 
@@ -359,22 +356,25 @@ def pack_values(
     dither: Dither,
     last: Callable[[], bytes | None],
 ) -> bytes:
-    """A payload of the values; with compression, of the largest ones only."""
-    where, uplink = frame.wire, base.uplink
-    positions = where.indices
-    most = base.method.compression.most(where.size)
+    """A payload of the values; with compression, of the largest ones only.
+
+    ``last``: reads the client's last payload, to which explicit indices refer.
+    """
+    wire, uplink = frame.wire, base.uplink
+    positions = wire.indices
+    most = base.method.compression.most(wire.size)
     if most is not None:
         positions = largest(values, most)
         values = values[positions]
     return pack(
         values,
         positions,
-        size=where.size,
+        size=wire.size,
         round=announced.round,
         digest=announced.frame_digest,
         codec=uplink.codec,
         index_mode=uplink.index_mode,
-        blocks=where.blocks,
+        blocks=wire.blocks,
         dither=dither,
         earlier=last() if uplink.explicit else None,
     )

@@ -1,12 +1,12 @@
 """Simulated clients: the Flower Grid whose nodes they are, the call of one, and its time limit.
 
-Both engines share it: node ids are known in advance, and a client sees the same Message and Context
+Both engines use it: node ids are known in advance, and a client sees the same Message and Context
 on both.
 
-The limit of a client follows from the settings of its run and the messages that it answers: others'
-replies must not be lost with one that hangs. Under a trusted server (``trust=server``) there is
-none: who slows the machine down would decide whether others reply in time, and epsilon counts on
-each client being in the sum, or not, by its own data alone.
+A client that hangs is stopped after a time limit, so that the replies of others are not lost. Under
+a trusted server (``trust=server``) there is no limit: a client that slows the machine down could
+decide whether others reply in time, and epsilon requires that a client's own data alone decide
+whether it is in the sum.
 """
 
 import math
@@ -40,18 +40,18 @@ from fedlsg.user_code.failure import OwnEnd
 
 ClientFunction = Callable[[Message, Context], Message]
 
-# Flower draws ids of about 63 bits; ids as long as those keep the serialised sizes comparable.
 FIRST_NODE = RUN = TASK = 2**62
+"""Ids of the first node, the run and the task. They are as long as Flower's own (63 bits), so that
+serialised sizes are comparable."""
 
 SHARED = "shared-replica"
-"""Key of a node's config: all clients are simulated on one machine, and share equal data
-structures.
-"""
+"""Key in the node config of simulated clients, which share equal data structures."""
 
 
 class VirtualGrid(Grid):
-    """One node a partition. Clients reply to pushed messages at once; the replies wait for
-    ``pull_messages``.
+    """A Flower grid with one node for each partition.
+
+    Clients reply to pushed messages at once; the replies wait for ``pull_messages``.
     """
 
     def __init__(self, num_partitions: int) -> None:
@@ -63,7 +63,7 @@ class VirtualGrid(Grid):
         """The clients' replies, in any order."""
 
     def set_run(self, run: Any) -> None:
-        """Nothing to set: there is one run."""
+        """Do nothing: there is one run."""
 
     @property
     def run(self) -> Any:
@@ -120,10 +120,10 @@ def call_client(
     run_config: Mapping[str, Any],
     state: RecordDict | None = None,
 ) -> Message | None:
-    """The reply of one client; None if it returns no message. ``state``: of its Context, changed in
-    place.
+    """The reply of one client; None if it returns no message.
 
-    Its exception becomes an error reply with a constant text; only the log has the exception.
+    An exception becomes an error reply with a constant text; only the log has the exception.
+    ``state``: of the client's Context, changed in place.
     """
     context = Context(
         run_id=message.metadata.run_id,
@@ -150,9 +150,7 @@ def fail_client(message: Message) -> Message:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a Ray worker, whose messages come from the run's own server. A driver
-    of Ray is not a worker.
-    """
+    """Whether this process is a Ray worker: its messages come from the run's own server."""
     ray = sys.modules.get("ray")
     return (
         ray is not None
@@ -166,18 +164,19 @@ GPU_OPTION = (
     "--federation-config 'client-resources-num-gpus=0.25' to `flwr run` (four clients share a "
     "GPU), or give device=cpu"
 )
+"""The warning for ``lacks_gpu``."""
 
 
 def lacks_gpu(settings: Settings) -> bool:
     """Whether Flower's simulation hides this machine's GPU from a client that would use it."""
-    flowers = settings.engine in ("auto", "flower") and in_simulation()
+    by_flower = settings.engine in ("auto", "flower") and in_simulation()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" and any(Path("/dev").glob("nvidia[0-9]*"))
-    return flowers and settings.device != "cpu" and hidden and not torch.cuda.is_available()
+    return by_flower and settings.device != "cpu" and hidden and not torch.cuda.is_available()
 
 
 @contextmanager
 def task_identity() -> Iterator[None]:
-    """Identify this process as a ServerApp, which Flower's Message constructor requires."""
+    """Identify this process as a ServerApp in the block: Flower's Message constructor needs it."""
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SUPERLINK_NODE_ID
     try:
@@ -193,7 +192,7 @@ def limit_of(message: Message, client_timeout: float | None) -> float:
 
 
 def too_slow(message: Message, seconds: float) -> Message:
-    """The reply for a client that was stopped."""
+    """The reply for a client that was stopped after ``seconds``."""
     return failure(
         f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here",
         TOO_SLOW,
@@ -205,18 +204,18 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(OwnEnd):
-    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client
-    would begin.
+    """A client is stopped.
+
+    It is no ``Exception``: handlers of exceptions would reply, and the next client would begin.
     """
 
 
 @contextmanager
 def ending(until: float | None) -> Iterator[None]:
-    """Raise OutOfTimeError inside when the clock (seconds since the epoch) shows ``until``, None
-    for never.
+    """Raise OutOfTimeError in the block at the time ``until``, in seconds since the epoch.
 
-    It uses a signal: without effect inside a library that never returns to Python, outside the main
-    thread, and on Windows.
+    None is no limit. It uses a signal: it has no effect inside a library that never returns to
+    Python, outside the main thread, and on Windows.
     """
     main = threading.current_thread() is threading.main_thread()
     if until is None or not (main and hasattr(signal, "setitimer")):
@@ -236,10 +235,10 @@ def ending(until: float | None) -> Iterator[None]:
 
 
 def call_until(until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
-    """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see
-    ``ending``; inf: never.
+    """The result of a call, and whether it was stopped; a stopped call has the result None.
 
-    Nothing of what the stopped call worked on may be used again: it ended anywhere.
+    ``until``: see ``ending``; infinite for no limit. The objects that a stopped call worked on must
+    not be used again: it may have ended at any place.
     """
     try:
         with ending(None if until == math.inf else until):

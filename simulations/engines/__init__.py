@@ -1,6 +1,4 @@
-"""Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this
-process.
-"""
+"""Engines run the clients of a simulation: ``ray`` in Ray workers, ``local`` in this process."""
 
 import os
 from collections.abc import Callable
@@ -13,22 +11,19 @@ from fedlsg import bounded
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
-    """The ``run(plan, directory, *, on_round, callbacks) -> summary`` of an engine, imported on
-    demand.
+    """The function ``run(plan, directory, *, on_round, callbacks) -> summary`` of an engine.
 
-    A run of ``flwr run`` (flower) is continued on Ray.
+    Its module is imported on demand. A run of ``flwr run`` (flower) is continued on Ray.
     """
-    run: Callable[..., dict[str, Any]] = import_module(
-        f"{__name__}.{'ray' if name == 'flower' else name}"
-    ).run
+    module = import_module(f"{__name__}.{'ray' if name == 'flower' else name}")
+    run: Callable[..., dict[str, Any]] = module.run
     return run
 
 
 def use_cluster(address: str | None, engine: str) -> None:
-    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as
-    it is.
+    """Let the engine ray join a cluster, in this process and in those that it starts.
 
-    Raises ValueError for an engine that has no use for it.
+    Nothing changes if ``address`` is None. Raises ValueError for another engine.
     """
     if address is None:
         return
@@ -41,8 +36,9 @@ def use_cluster(address: str | None, engine: str) -> None:
 
 
 def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
-    """Start an engine while its run, or the first of several, is still being planned; nothing of it
-    is left on exit.
+    """Start an engine while its run, or the first of ``several``, is still being planned.
+
+    Nothing of it is left after the block.
     """
     if name not in ("ray", "flower"):
         return nullcontext()
@@ -52,9 +48,7 @@ def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
 
 
 def engine_of(run: str) -> str:
-    """The engine that a run directory names, "" if it cannot be read: opening the directory reports
-    the reason.
-    """
+    """The engine that a run directory names; "" if it cannot be read, which is reported later."""
     try:
         return str(bounded.read_toml(Path(run).expanduser() / "config.toml")["engine"])
     except (OSError, ValueError, KeyError):

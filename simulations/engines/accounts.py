@@ -1,10 +1,10 @@
 """The accounts of all simulated clients, which the driver keeps on the engines local and ray.
 
-Order, which the privacy claim rests on: the charges of all clients that a delivery asks are in the
-run's ledger, on disk, with one record and one sync, before any of them is asked. Each gets its
-entry with its message, and can draw once for it. When it is back, its payload is stored; a client
-that says that it drew nothing, or was never asked, has a void charge. What is lost with a worker,
-late, or cut off by an interruption stays charged.
+The privacy claim rests on this order. The charges of all clients of a delivery are in the run's
+ledger, on disk, with one record and one sync, before any of them is asked. Each client gets its
+entry with its message, and can draw once for it. When its reply is back, its payload is stored. The
+charge of a client that reports that it drew nothing, or that was never asked, becomes void. Clients
+that are lost with a worker, late, or interrupted stay charged.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from fedlsg.simulations.client.client_account import (
     SimulatedAccount,
     array_in,
     bytes_of,
-    encoded,
+    encode,
     entry_of,
     forget_encoded,
     takes_part_in_secret,
@@ -36,13 +36,14 @@ from fedlsg.simulations.client.train import (
     keeps_payload,
     memory_size,
     own_terms,
-    question_of,
     remembers,
+    request_id_of,
     stored_payload,
 )
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
 from fedlsg.strategies.protocol.downlink import read_reference
@@ -66,24 +67,31 @@ def give(
     batches: bytes | None = None,
     here: bool = False,
 ) -> RecordDict:
-    """The state of a client's Context, as the driver sends it. ``here``: client and driver are one
-    process.
+    """The state of a client's Context, as the driver sends it.
+
+    entry: the charge.
+    last: the client's last payload; None if it is not needed.
+    memory: of error feedback, or personal parameters; None without them.
+    batches: the key of shuffled batches; None without them.
+    here: whether client and driver are one process.
     """
-    record = ConfigRecord({"entry": encoded(entry), "charged": False, "here": here})
-    kept = {
+    record = ConfigRecord({"entry": encode(entry), "charged": False, "here": here})
+    optional = {
         "last": last,
         "batches": batches,
         "memory": None if memory is None else bytes_of(memory, "<f8"),
     }
-    record.update({name: value for name, value in kept.items() if value is not None})
+    record.update({name: value for name, value in optional.items() if value is not None})
     return RecordDict({RECORD: record})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """What the state says when it is back; ``charged``: the attempt was used, or nobody knows.
+    """The content of a client's state when it is back; rows and memory are secrets of the client.
 
-    ``rows`` and ``memory`` are secrets of the client.
+    charged: whether the attempt was used; True if nobody knows.
+    rows: of its batches; None if they are not recorded.
+    memory: the new one; None without memory.
     """
 
     charged: bool
@@ -92,7 +100,7 @@ class Returned:
 
 
 def read_returned(state: RecordDict) -> Returned:
-    """The driver's reading of a state."""
+    """Read a state that is back."""
     record = config_in(state, RECORD)
     if record is None:
         return Returned(charged=True, rows=None, memory=None)
@@ -101,8 +109,9 @@ def read_returned(state: RecordDict) -> Returned:
 
 
 def checked_answers(answers: Sequence[Answer], tasks: Pile) -> Sequence[Answer]:
-    """What a worker says that its clients answered, one for each task. Raises TypeError, ValueError
-    or KeyError for anything else.
+    """The answers of a worker's clients, one for each task.
+
+    Raises TypeError, ValueError or KeyError for anything else.
     """
     if len(answers) != len(tasks):
         raise ValueError(f"{len(answers)} answers to {len(tasks)} messages")
@@ -114,9 +123,7 @@ def checked_answers(answers: Sequence[Answer], tasks: Pile) -> Sequence[Answer]:
 
 
 def own_reply(reply: Message | None, message: Message) -> Message | None:
-    """The reply, unless it is to another message: a worker speaks for no client but those that it
-    was asked for.
-    """
+    """The reply, or None if it answers another message: a worker may only reply for its clients."""
     if reply is None or is_reply_to(reply, message.metadata.message_id, message):
         return reply
     log(
@@ -128,9 +135,7 @@ def own_reply(reply: Message | None, message: Message) -> Message | None:
 
 
 def payload_in(reply: Message | None) -> bytes:
-    """The payload of a reply; empty where there is none, and where the server rejects it by
-    name.
-    """
+    """The payload of a reply; empty without one, or if the server will reject it."""
     try:
         return b"" if reply is None or reply.has_error() else read_update(reply.content)
     except ValueError:
@@ -145,27 +150,29 @@ class Accounts:
         self._plan, self._run, self._here = plan, run, here
         self._ledger = RunLedger(run.ledgers)
         self._round: RoundPlan | None = None
+        """The plan of the current round; None before the first."""
         self._asked: dict[str, tuple[SimulatedAccount, Entry, str]] = {}
+        """By message id: account, charge and request id of the clients of this round."""
         self._waiting = set[str]()
-        """Messages whose clients have not been asked yet."""
+        """Ids of messages whose clients have not been asked yet."""
         self._secrets: dict[int, ConfigRecord] = {}
-        """What clients keep between the stages of a secure sum. It is theirs: the driver is not
-        part of the server.
-        """
+        """By node: the client's secrets between the stages of a secure sum. They are the client's:
+        the driver is not part of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
+        """The weights of the last message, and their digest."""
         self._keeps = keeps_payload(plan)
         self._stored: dict[int, str] = {}
-        """What the payloads answer that this process stored: no other one writes them."""
+        """By client: the request id of the payload that this process has stored."""
         self._rounds: dict[int, int] = {}
-        """The rounds of these payloads, where they may go."""
+        """By client: the round of its stored payload, if that may be deleted later."""
 
     def expect(self, plan: RoundPlan) -> None:
-        """The messages that follow are of this round; nobody is at work now."""
+        """Begin a round, to which the next messages belong; no client is at work now."""
         self._round = plan
         forget_encoded()
         self._asked.clear()
         self._waiting.clear()
-        # Both checkpoints are later than a round before the last: nobody asks for its payloads.
+        # payloads of earlier rounds than the last are needed by no checkpoint
         old = [client for client, done in self._rounds.items() if done < plan.round - 1]
         for client in old:
             self._run.last_payload(client).unlink(missing_ok=True)
@@ -173,69 +180,66 @@ class Accounts:
             self._stored.pop(client, None)
 
     def ask(self, messages: Sequence[Message]) -> tuple[list[Task], list[Message]]:
-        """A task for each client that trains, all of them charged; and the replies of those who
-        need not, or must not.
+        """Tasks for the clients that train, all of them charged, and replies of the others.
 
-        Raises LedgerError if the charges cannot be written: nobody may train then.
+        A client does not train if its payload is stored, or if it must not. Raises LedgerError if
+        the charges cannot be written: nobody may train then.
         """
         tasks, replies = list[Task](), list[Message]()
         for message in messages:
-            made = self._made(message)
-            tasks.append(made) if isinstance(made, Task) else replies.append(made)
-        names = [task.message.metadata.message_id for task in tasks]
-        asked = [self._asked[name] for name in names if name in self._asked]
+            task = self._task_or_refusal(message)
+            tasks.append(task) if isinstance(task, Task) else replies.append(task)
+        ids = [task.message.metadata.message_id for task in tasks]
+        asked = [self._asked[name] for name in ids if name in self._asked]
         self._ledger.charge([entry for account, entry, _ in asked if not account.is_charged(entry)])
-        self._waiting |= set(names)
+        self._waiting |= set(ids)
         return tasks, replies
 
     def settle(self, tasks: Pile, answers: Sequence[Answer]) -> list[Message]:
-        """Store the payloads and batches of clients that are back; who drew nothing has a void
-        charge.
+        """Store payloads and batches of clients that are back; void charges that were not used.
 
-        Returns the replies; an error for a client whose payload cannot be stored, and nothing for
-        one whose reply is to another message. A client that sends a payload has drawn for it,
-        whatever its state says.
+        Returns the replies; an error for a client whose payload cannot be stored, and no reply for
+        one that answers another message. A client that sends a payload has drawn for it, whatever
+        its state says.
         """
-        void, replies = list[Entry](), list[Message | None]()
-        for task, (given, state) in zip(tasks, answers, strict=True):
-            name = task.message.metadata.message_id
-            reply = own_reply(given, task.message)
-            known = self._asked.pop(name, None)
-            if (kept := config_in(state, SECRETS)) is not None:
-                self._secrets[task.message.metadata.dst_node_id] = kept
-            if known is not None:
-                account, entry, question = known
+        void, replies = list[Entry](), list[Message]()
+        for task, (received, state) in zip(tasks, answers, strict=True):
+            reply = own_reply(received, task.message)
+            asked = self._asked.pop(task.message.metadata.message_id, None)
+            secrets = config_in(state, SECRETS)
+            if secrets is not None:
+                self._secrets[task.message.metadata.dst_node_id] = secrets
+            if asked is not None:
+                account, entry, request_id = asked
                 returned = read_returned(state)
-                if returned.charged or payload_in(given):
-                    reply = self._store(account, entry, question, task.message, reply, returned)
+                if returned.charged or payload_in(received):
+                    reply = self._store(account, entry, request_id, task.message, reply, returned)
                 else:
                     void.append(entry)
-            replies.append(reply)
+            if reply is not None:
+                replies.append(reply)
         if void:
             self._ledger.void(void)
-        return [reply for reply in replies if reply is not None]
+        return replies
 
     def leaves(self, tasks: Pile) -> None:
-        """The clients of these tasks are asked now: they stay charged unless they say that they
-        drew nothing.
-        """
+        """Note that these tasks are sent: their clients stay charged unless they drew nothing."""
         self._waiting -= {task.message.metadata.message_id for task in tasks}
 
     def keep(self, tasks: Pile) -> None:
-        """The clients of these tasks did not come back: they stay charged, for nobody knows who
-        trained.
-        """
+        """Note that these clients are lost: they stay charged, since nobody knows who trained."""
         for task in tasks:
             self._asked.pop(task.message.metadata.message_id, None)
 
     def end(self) -> None:
-        """Nobody else is asked: clients that were not have void charges."""
-        names, self._waiting = self._waiting & self._asked.keys(), set()
-        if names:
-            self._ledger.void([self._asked.pop(name)[1] for name in sorted(names)])
+        """Void the charges of clients that still wait: nobody else is asked."""
+        ids = self._waiting & self._asked.keys()
+        self._waiting = set()
+        if ids:
+            self._ledger.void([self._asked.pop(name)[1] for name in sorted(ids)])
 
-    def _made(self, message: Message) -> Task | Message:
-        """The task for a client, or its reply where it needs not, or must not, train."""
+    def _task_or_refusal(self, message: Message) -> Task | Message:
+        """The task for a client, or a reply if it need not, or must not, train."""
         if message.metadata.message_type != MessageType.TRAIN:
             return Task(message)
         client = message.metadata.dst_node_id - FIRST_NODE
@@ -245,75 +249,72 @@ class Accounts:
             return give_id(refusal(error, message, on_run_disk=True))
 
     def _task(self, message: Message, client: int) -> Task | Message:
+        """The task for a client, with its charge, or its stored payload. Raises what refuses it."""
         assert self._round is not None
-        kept = self._secrets.get(message.metadata.dst_node_id)
-        secrets = RecordDict({} if kept is None else {SECRETS: kept})
+        secrets = self._secrets.get(message.metadata.dst_node_id)
         if stage_of(message.content) not in (None, MASKED):
-            return Task(message, secrets)
+            return Task(message, RecordDict({} if secrets is None else {SECRETS: secrets}))
         base, announced = self._plan, read_round(message.content)
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
-        question = question_of(announced, base.settings.codec, self._digest(message.content))
-        # else it cannot
-        known = (self._keeps or remembers(base)) and self._stored.get(client, question) == question
-        stored = stored_payload(account, box, question, announced.round) if known else None
-        if stored is not None:
-            return give_id(Message(update(stored, client), reply_to=message))
+        request_id = request_id_of(announced, base.settings.codec, self._digest(message.content))
+        # a payload of this process answers another request: the file need not be read
+        answers_other = self._stored.get(client, request_id) != request_id
+        if (self._keeps or remembers(base)) and not answers_other:
+            stored = stored_payload(account, box, request_id, announced.round)
+            if stored is not None:
+                return give_id(Message(update(stored, client), reply_to=message))
         terms = own_terms(announced, base.rows.size_of(client))
         plan = self._round.for_client(terms)
         entry = entry_of(account, plan, terms.num_examples, reproducible=base.settings.reproducible)
         account.check(entry)
+        memory = None
+        if isinstance(box, FeedbackBox):
+            memory = box.memory(announced.round, memory_size(plan.frame))
         state = give(
             entry,
             last=box.last() if base.uplink.explicit else None,
-            memory=box.memory(announced.round, memory_size(plan.frame))
-            if isinstance(box, FeedbackBox)
-            else None,
+            memory=memory,
             batches=account.batch_key(entry) if entry.batches and not entry.reproducible else None,
             here=self._here,
         )
         if not takes_part_in_secret(base):
-            self._asked[message.metadata.message_id] = account, entry, question
-        if kept is not None:
-            state[SECRETS] = kept
+            self._asked[message.metadata.message_id] = account, entry, request_id
+        if secrets is not None:
+            state[SECRETS] = secrets
         return Task(message, state, terms.num_examples)
 
     def _store(
         self,
         account: SimulatedAccount,
         entry: Entry,
-        question: str,
+        request_id: str,
         message: Message,
         reply: Message | None,
         returned: Returned,
     ) -> Message | None:
-        """Store what is sent again for free after an interruption, and what attacks are compared
-        with.
-        """
+        """Store a client's payload, memory and rows; returns its reply, or an error."""
+        client = account.client
         try:
             if returned.rows is not None:
                 account.keep_truth(entry.round, [returned.rows])
-            if not (payload := payload_in(reply)):
-                return reply
-            if returned.memory is not None:
-                box = FeedbackBox(self._run.own(account.client), account.client)
-                box.store(question, payload, returned.memory, round=entry.round)
-            elif self._keeps:
-                self._stored.pop(account.client, None)
-                LastPayload(self._run.last_payload(account.client)).store(
-                    question, payload, alone=True
-                )
-                self._stored[account.client] = question
+            payload = payload_in(reply)
+            if payload and returned.memory is not None:
+                box = FeedbackBox(self._run.own(client), client)
+                box.store(request_id, payload, returned.memory, round=entry.round)
+            elif payload and self._keeps:
+                self._stored.pop(client, None)  # in case that storing fails
+                box_of_last = LastPayload(self._run.last_payload(client))
+                box_of_last.store(request_id, payload, alone=True)
+                self._stored[client] = request_id
                 if keeps_one_round(self._plan):
-                    self._rounds[account.client] = entry.round
+                    self._rounds[client] = entry.round
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
 
     def _digest(self, content: RecordDict) -> bytes:
-        """Of the announced weights, as the client computes it; computed once for the weights that
-        clients share.
-        """
+        """The digest of the announced weights; computed once for weights that clients share."""
         reference = read_reference(content)
         if reference is not None:
             return reference.digest

@@ -1,11 +1,10 @@
-"""Ray for one run: started while the run is planned, ended with it; or a cluster that is there
-already.
+"""Ray for one run: a new one, started while the run is planned, or an existing cluster.
 
-A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback,
-asks for a token, and ends with this process, however that ends: Linux kills Ray's processes with
-the thread that started them, so that thread lives as long as Ray is needed. A cluster that
---ray-address or RAY_ADDRESS names is joined and left; its machines need the package, no file of the
-run. A process that uses Ray already, such as a notebook, goes on using it.
+A Ray of our own has its own folder, which also hides a cluster of ``ray start``. It listens on
+loopback, asks for a token, and ends with this process, however that ends: Linux kills Ray's
+processes with the thread that started them, so that thread lives as long as Ray is needed. A
+cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need the package,
+but no file of the run. A process that uses Ray already, such as a notebook, continues to use it.
 """
 
 import os
@@ -34,51 +33,60 @@ from fedlsg.simulations.engines.watchers import RayLostError, scratch
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
 
-# characters; we add 2, Ray adds 68 for a Unix socket, and 103 is the least any system allows
 FOLDER_LENGTH_LIMIT = 33
+"""Characters of a folder's name: 103, the least that any system allows for a Unix socket, less 68
+that Ray adds and 2 that we add."""
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
 }
+"""Variables for every Ray, unless the user has set them."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a Ray of our own, for which a token is asked as well: on Linux this switch, named for other
-systems, keeps its ports on loopback. A driver that joins a cluster must be reachable from its other
-machines."""
+"""Variable for a Ray of our own: on Linux it keeps Ray's ports on loopback, in spite of its name. A
+driver that joins a cluster must be reachable from its other machines."""
 AHEAD = 4
-"""Workers that are started before the run is planned, at most: how many it can use is not known
-then.
-"""
+"""Workers at most that are started before the plan tells how many the run can use."""
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
 SECONDS_TO_END = 8.0
-"""How long Ray may take to end with an interrupted command."""
+"""Time that Ray may take to end with an interrupted command."""
 LEAVE_SECONDS = 10.0
-"""Seconds to wait until a cluster that is there already is left."""
+"""Time to wait until an existing cluster is left."""
 STEP_SECONDS = 0.2
-"""Between two looks for a signal while Ray starts."""
+"""Time between two checks for a signal while Ray starts."""
 START_SECONDS = 300.0
 """Longest wait for Ray, and for a worker of it: for its first pile it loads the data as well."""
 PLACE_SECONDS = 2.0
-"""How long the places of workers that have ended may stay taken."""
+"""Time after which the places of ended workers are free again."""
 LOOK_SECONDS = 2.0
-"""Between two looks whether Ray is still there, and whether it has grown."""
+"""Time between two checks whether Ray still runs, and whether it has grown."""
 KEPT = "every finished round is kept"
 LOST_SECONDS = 30.0
-"""How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us
-after 60.
-"""
+"""Time that the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends
+this process after 60 s."""
 
 
 class Cluster:
     """Ray, starting in a thread; ``workers`` waits for it."""
 
     def __init__(self, folder: Path | None, address: str, *, ahead: int, several: bool) -> None:
+        """Begin to start or join Ray.
+
+        folder: of a Ray of our own; None to use an existing Ray.
+        address: of the cluster to join.
+        ahead: workers that a Ray of our own starts at once.
+        several: whether several runs use it one after the other.
+        """
         self._folder, self._address, self._ahead, self._several = folder, address, ahead, several
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        """The error of the start."""
         self._ours = False
+        """Whether this object has called ``ray.init``."""
         self._idle: list[Any] = []
+        """Workers without a run."""
         self._looked = self._heard = 0.0
+        """Times, by ``time.monotonic``, of the last check and of the last answer of Ray."""
         self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
         self._thread.start()
 
@@ -103,31 +111,27 @@ class Cluster:
         return usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
 
     def wait(self) -> None:
-        """Return when Ray has started. Raises RuntimeError if it did not."""
+        """Wait until Ray has started. Raises RuntimeError if it did not."""
         deadline = time.monotonic() + START_SECONDS
         while not self._started.wait(STEP_SECONDS):
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"Ray did not start in {START_SECONDS:.0f} s")
         if self._error is not None:
-            why = "; ".join(filter(None, (str(self._error), limited_memory())))
-            raise RayLostError(f"Ray did not start: {why}") from self._error
+            reasons = "; ".join(filter(None, (str(self._error), limited_memory())))
+            raise RayLostError(f"Ray did not start: {reasons}") from self._error
 
     @property
     def is_foreign(self) -> bool:
-        """Whether there may be other machines."""
+        """Whether Ray existed before, and may have other machines."""
         return self._folder is None
 
     @property
     def has_queue(self) -> bool:
-        """Whether workers may wait for places as long as others use them: in a cluster that we
-        joined, not in a Ray of this process.
-        """
+        """Whether workers may have to wait for other users: in a cluster that we joined."""
         return self.is_foreign and self._ours
 
     def has_gpus(self) -> bool:
-        """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can
-        use.
-        """
+        """Whether workers can have a share of a GPU (in a Ray of our own, one for torch)."""
         self.wait()
         import ray
         import torch
@@ -136,16 +140,14 @@ class Cluster:
         return bool(usable and ray.cluster_resources().get("GPU", 0) > 0)
 
     def address(self) -> str:
-        """HOST:PORT where other processes of this machine join Ray. Raises RuntimeError if it did
-        not start.
-        """
+        """HOST:PORT where other processes join Ray. Raises RuntimeError if it did not start."""
         self.wait()
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
 
     def look(self) -> bool:
-        """Whether it is time, every LOOK_SECONDS, to look at Ray.
+        """Check Ray every LOOK_SECONDS; returns whether it was checked in this call.
 
         Raises RayLostError if its control service is gone, or the raylet of this machine, without
         which no worker starts.
@@ -153,7 +155,8 @@ class Cluster:
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return False
-        self._looked, self._heard = now, self._heard or now
+        self._looked = now
+        self._heard = self._heard or now
         try:
             self._reach()
         except RayLostError as lost:
@@ -181,12 +184,13 @@ class Cluster:
 
     @contextmanager
     def losses_named(self) -> Iterator[None]:
-        """An error inside is a RayLostError if the control service is gone: Ray has many for it.
+        """Turn an error of the block into a RayLostError if the control service is gone.
 
-        A command whose main thread waits for it in Ray's library is ended.
+        Ray raises many different errors then. A command whose main thread hangs in Ray's library is
+        ended.
         """
-        over = threading.Event()
-        threading.Thread(target=self._end_if_lost, args=(over,), daemon=True).start()
+        block_ended = threading.Event()
+        threading.Thread(target=self._end_if_lost, args=(block_ended,), daemon=True).start()
         try:
             yield
         except Exception:
@@ -194,20 +198,21 @@ class Cluster:
                 self._reach()
             raise
         finally:
-            over.set()
+            block_ended.set()
 
-    def _end_if_lost(self, over: threading.Event) -> None:
+    def _end_if_lost(self, block_ended: threading.Event) -> None:
+        """End the command if our own Ray is gone and the block does not notice it in time."""
         self._started.wait()
-        while self._error is None and not self.is_foreign and not over.wait(LOOK_SECONDS):
+        while self._error is None and not self.is_foreign and not block_ended.wait(LOOK_SECONDS):
             try:
                 self._reach()
             except RayLostError as lost:
                 refused = isinstance(lost.__cause__, ConnectionRefusedError)
-                if refused and not over.wait(LEAVE_SECONDS):
+                if refused and not block_ended.wait(LEAVE_SECONDS):
                     signals.end_now(str(lost))
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
-        """Keep idle workers for another run, with torch imported; end them if there is none."""
+        """Keep idle workers for the next of several runs, with torch imported; else end them."""
         if self._several and (cpus, gpus) == PLAIN:
             self._idle += workers
         else:
@@ -216,13 +221,10 @@ class Cluster:
 
     @staticmethod
     def worker(cpus: float, gpus: float) -> Any:
-        """A new worker; one that dies is not started again by Ray, because its task must not be
-        repeated unseen.
-        """
+        """Start a new worker."""
         import ray
 
-        # A task that draws noise is never repeated: what came of the first try may have been
-        # released.
+        # Ray must not repeat a task that draws noise: its first result may have been released
         actor = ray.remote(Worker).options(
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0
         )
@@ -230,14 +232,16 @@ class Cluster:
 
     @staticmethod
     def kill(worker: Any) -> None:
-        """End a worker now, whatever it does."""
+        """End a worker at once."""
         import ray
 
         ray.kill(worker)
 
     def end(self) -> None:
-        """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way
-        is waited for, except by a command that a signal ends: Ray ends with it.
+        """Leave the cluster, and end Ray if it is our own.
+
+        If our own Ray still starts, this waits for it; but a command that a signal ends does not
+        wait, since Ray ends with it.
         """
         if not self._started.is_set():
             signals.end_now()
@@ -245,6 +249,7 @@ class Cluster:
         self._thread.join(START_SECONDS if self._folder else LEAVE_SECONDS)
 
     def _keep(self) -> None:
+        """Start Ray, and end it after ``end`` is called; all in one thread."""
         try:
             import ray
 
@@ -266,6 +271,7 @@ class Cluster:
                 ray.shutdown()
 
     def _init(self, ray: Any) -> None:
+        """Start a Ray of our own, or join the cluster at the address."""
         common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
         if self._folder is None:
             ray.init(address=self._address, **common)
@@ -274,30 +280,35 @@ class Cluster:
             address="local",
             num_cpus=processors(),
             include_dashboard=False,
-            # Ray opens it to everybody; the folder around it stays ours
+            # Ray makes this folder open to everybody; the folder around it stays ours
             _temp_dir=str(self._folder / "r"),
             **common,
         )
 
 
 _AHEAD: list[Cluster] = []
+"""The Ray of an enclosing ``starting_ahead``."""
 
 
 @contextmanager
 def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
-    """Ray for one run or several, about to start, with so many workers at most.
+    """Start Ray for the block, for one run or ``several``, with ``ahead`` workers at most at first.
 
-    On exit and on every exception nothing of it is left.
+    Nothing of it is left afterwards.
     """
     signals.allow(SECONDS_TO_END)
     with signals.sigterm_raises(), ExitStack() as stack:
-        switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
-        os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
-        folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
-        joins = folder is None and not in_use()
-        address = stack.enter_context(joining()) if joins else "local"
-        if folder is not None:
-            stack.enter_context(locked(folder))
+        variables = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
+        folder = None
+        address = "local"
+        if not in_use():
+            if joins_cluster():
+                address = stack.enter_context(joining())
+            else:
+                folder = stack.enter_context(scratch(short_base()))
+                stack.enter_context(locked(folder))
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster
@@ -308,7 +319,7 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
 
 @contextmanager
 def starting_ahead(*, several: bool = False) -> Iterator[None]:
-    """The Ray of the run inside, or of several, starts while the body prepares the first."""
+    """Start Ray while the block prepares the first run that ``ready`` gives it to."""
     if _AHEAD:
         yield
         return
@@ -322,7 +333,7 @@ def starting_ahead(*, several: bool = False) -> Iterator[None]:
 
 @contextmanager
 def ready() -> Iterator[Cluster]:
-    """The Ray of ``starting_ahead``, which ends it, else a new one."""
+    """The Ray of an enclosing ``starting_ahead``, or a new one for the block."""
     if _AHEAD:
         yield _AHEAD[-1]
         return
@@ -336,19 +347,21 @@ def processors() -> int:
 
 
 def fitting(cpus: float, gpus: float) -> int:
-    """How many workers that each need this much fit into the cluster at once."""
+    """The number of workers that fit into the empty cluster, with this much for each."""
     import ray
 
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(
-        int(min(r.get("CPU", 0) / cpus, r.get("GPU", 0) / gpus if gpus else 1e9)) for r in resources
-    )
+    number = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = node["Resources"]
+            by_cpus = resources.get("CPU", 0) / cpus
+            by_gpus = resources.get("GPU", 0) / gpus if gpus else by_cpus
+            number += int(min(by_cpus, by_gpus))
+    return number
 
 
 def gets_place(cpus: float) -> bool:
-    """Whether the Ray that this process uses has so many processors free, or has them soon:
-    workers that end leave their places some time later.
-    """
+    """Whether the Ray that this process uses has so many processors free, within PLACE_SECONDS."""
     import ray
 
     latest = time.monotonic() + PLACE_SECONDS
@@ -372,12 +385,11 @@ def short_base() -> str:
 
 
 def driver_path_job() -> "JobConfig":
-    """A ``job_config`` for ``ray.init`` with which workers search the driver's ``sys.path`` first,
-    in its order.
+    """A ``job_config`` for ``ray.init``: workers search the folders of the driver's ``sys.path``.
 
-    Ray's own puts the driver's working directory and its script's folder first, and has no setting
-    for that: a folder ``strategies/`` there, or another clone of this repository, would shadow the
-    installed packages.
+    Ray's own config puts the driver's working directory and its script's folder first, and has no
+    setting for that: a folder ``strategies/`` there, or another clone of this repository, would
+    shadow the installed packages.
     """
     from ray.job_config import JobConfig
 

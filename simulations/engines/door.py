@@ -1,10 +1,10 @@
-"""Which Ray a process uses, and who may use it: its own, one that it uses already, or the cluster
-of RAY_ADDRESS.
+"""Access to Ray: which Ray this process uses, and the token that Ray asks of everybody.
 
-A Ray of our own asks everybody for a token; of a Ray that others started we say what is open.
-Loopback is not private: every user of a machine reaches it, and who reaches Ray's ports runs code
-as the owner. With ``RAY_AUTH_MODE=token`` Ray's services refuse calls without the token. It is in a
-file, so that no argument list and no environment has it, only the path.
+A process uses a Ray of its own, a Ray that it uses already, or the cluster of RAY_ADDRESS. A Ray of
+our own asks for a token; for another Ray we print what is open. Loopback is not private: every user
+of a machine reaches it, and whoever reaches Ray's ports can run code as its owner. With
+``RAY_AUTH_MODE=token`` Ray's services refuse calls without the token. The token is in a file, so
+that argument lists and environments have only its path.
 """
 
 import os
@@ -23,14 +23,13 @@ def joins_cluster() -> bool:
 
 
 def in_use() -> bool:
-    """Whether this process uses Ray already, as a notebook may: runs share it, and leave it as it
-    is.
-    """
+    """Whether this process uses Ray already, as a notebook may; runs share it and do not end it."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+"""Ray's variables: whether it asks for a token, the token, and the file with it."""
 OPEN = (
     "this Ray cluster asks nobody for a token: who reaches its ports, other users of its machines "
     "too, can read the run and run code as its owner; start Ray with RAY_AUTH_MODE=token (fedlsg "
@@ -40,10 +39,9 @@ OPEN = (
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A Ray that starts inside asks for a new token, which is in a file of ``folder`` that only its
-    owner can read.
+    """Let Ray ask for a new token in the block; it is in a file of ``folder``, for its owner only.
 
-    So do processes that are started inside, and they have the token. On exit the environment is as
+    It holds for processes that are started in the block, too. Afterwards the environment is as
     before.
     """
     path = folder / "token"
@@ -55,12 +53,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def asking_for(mode: str, **places: str | None) -> Iterator[None]:
-    """Ray asks others for what ``mode`` says, and sends it. ``places``: variables of the token's
-    place that are set, or taken out. On exit the environment is as before.
+    """Set RAY_AUTH_MODE to ``mode`` in the block; afterwards the environment is as before.
+
+    ``places``: other variables of the token, with values; None removes a variable.
     """
-    wanted = {MODE: mode, **places}
-    before = {name: os.environ.get(name) for name in wanted}
-    _set(wanted)
+    variables = {MODE: mode, **places}
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
     try:
         yield
     finally:
@@ -68,6 +67,7 @@ def asking_for(mode: str, **places: str | None) -> Iterator[None]:
 
 
 def _set(variables: Mapping[str, str | None]) -> None:
+    """Set variables of the environment, or remove those that are None; Ray reads them again."""
     for name, value in variables.items():
         os.environ.pop(name, None)
         if value is not None:
@@ -76,17 +76,17 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 
 def say_what_is_open() -> None:
-    """Print one line if this process sends no token to a Ray that it did not start; once for runs
-    of one parent.
+    """Print one line if this process sends no token to a Ray that it did not start.
 
-    With a token nothing is said, although such a Ray may take calls without it: it does not tell.
+    Only the parent of several processes prints it. With a token nothing is printed, although such a
+    Ray may accept calls without it: nobody can know.
     """
     if os.environ.get(MODE) != "token" and parent_process() is None:
         print(f"fedlsg: {OPEN}", file=sys.stderr)
 
 
 def _read_again() -> None:
-    """Ray, if it is imported, keeps what it has read of the environment."""
+    """Let Ray read its environment again, if it is imported."""
     if "ray" in sys.modules:
         from ray import _raylet
 
@@ -96,11 +96,10 @@ def _read_again() -> None:
 
 
 def limited_memory() -> str:
-    """What a limit of address space (``ulimit -v``) does to Ray, and the way out; empty without a
-    limit.
+    """A sentence about a limit of address space (``ulimit -v``), and what to do; "" without one.
 
     Ray's processes reserve far more than they use, 30 % of the machine's memory for its store
-    alone, and abort without a word of ours.
+    alone, and abort under such a limit.
     """
     if sys.platform == "win32":
         return ""

@@ -1,10 +1,9 @@
-"""The Ray cluster that RAY_ADDRESS (--ray-address) names: where it listens, and the token that it
-asks for.
+"""Joining the Ray cluster that RAY_ADDRESS (--ray-address) names, with the token that it asks for.
 
-A token goes only to an address that the user gave, or that a Ray process of the user's own belongs
-to: every user of the machine can write the note that ``auto`` reads, and can listen where a cluster
-listened before. One call without a token tells what the cluster asks for, so nothing is sent to one
-that asks for nothing, and what is missing is said before Ray tries for long.
+A token is sent only to an address that the user gave, or to a cluster with a Ray process of this
+user: every user of the machine can write the note that ``auto`` reads, and can listen where a
+cluster listened before. First, one call without a token shows whether the cluster asks for one. So
+no token is sent to a cluster that asks for none, and a missing one is reported at once.
 """
 
 import os
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
     import grpc
 
 PATIENCE = 10.0
-"""Seconds in which a cluster must say what it asks for."""
+"""Seconds in which a cluster must answer."""
 QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """A call that changes nothing, and that Ray's own clients make first."""
 LONGEST_NOTE = 300
-"""Bytes of HOST:PORT."""
+"""Bytes that are read of Ray's note with HOST:PORT."""
 HOME_TOKEN = "~/.ray/auth_token"
+"""Ray's own place for a token."""
 NONE_HERE = (
     "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or "
     "leave it out"
@@ -40,11 +40,10 @@ NONE_HERE = (
 
 @contextmanager
 def joining() -> Iterator[str]:
-    """The address of the cluster that RAY_ADDRESS names; Ray sends the token that it asks for, if
-    it asks for one, to the end of the block.
+    """The address of the cluster that RAY_ADDRESS names; in the block, Ray sends its token.
 
-    Raises RuntimeError within PATIENCE seconds where nobody listens or answers, or the token is
-    missing or another.
+    Raises RuntimeError within PATIENCE seconds if nobody listens or answers, or if the token is
+    missing or wrong.
     """
     deadline = time.monotonic() + PATIENCE
     address = _address(deadline)
@@ -72,14 +71,15 @@ def joining() -> Iterator[str]:
 
 
 def _address(deadline: float) -> str:
-    """HOST:PORT, where somebody listens."""
-    asked = os.environ["RAY_ADDRESS"]
-    named = _own_cluster() if asked == "auto" else asked
-    host, _, port = named.rpartition(":")
+    """HOST:PORT of the cluster. Raises RuntimeError if nobody listens there."""
+    address = os.environ["RAY_ADDRESS"]
+    if address == "auto":
+        address = _own_cluster()
+    host, _, port = address.rpartition(":")
     if not (host and port.isdigit()) or "/" in host:
         raise RuntimeError(
             "expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this "
-            f"machine is part of, got {named}"
+            f"machine is part of, got {address}"
         )
     from ray.util import get_node_ip_address
 
@@ -87,39 +87,39 @@ def _address(deadline: float) -> str:
         # as Ray reads it: machines of a cluster know each other by such addresses
         host = get_node_ip_address()
     try:
-        socket.create_connection((host, int(port)), timeout=_left(deadline)).close()
+        socket.create_connection((host, int(port)), timeout=_seconds_until(deadline)).close()
     except (OSError, OverflowError) as error:
+        at_host = "" if address == f"{host}:{port}" else f", at {host}"
         raise RuntimeError(
-            f"no Ray cluster listens on {named} "
-            f"({error}{'' if named == f'{host}:{port}' else f', at {host}'}): start it, or leave "
-            "out --ray-address and RAY_ADDRESS"
+            f"no Ray cluster listens on {address} ({error}{at_host}): start it, or leave out "
+            "--ray-address and RAY_ADDRESS"
         ) from None
     return f"{host}:{port}"
 
 
 def _own_cluster() -> str:
-    """The cluster that this user's ``ray start`` joined on this machine; Ray itself would also take
-    another run's private Ray.
+    """The address of the cluster that this user's ``ray start`` joined on this machine.
 
-    Ray lets every user write into the folder of the note. So the note must be this user's, or
-    root's, and a Ray process of theirs must belong to the cluster that it names: an old note can be
-    put back, and its port may be another user's by now.
+    It is in a note of Ray. Every user can write into the folder of the note. So the note must be
+    this user's, or root's, and a Ray process of theirs must belong to the cluster that it names: an
+    old note can be put back, and its port may be another user's by now. (Ray itself would also take
+    the private Ray of another run.)
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
     note = folder / "ray_current_cluster"
     try:
-        noted, content = _read_note(note)
+        status, content = _read_note(note)
     except OSError:
         raise RuntimeError(NONE_HERE) from None
     address = content.decode(errors="replace").strip()
     if os.name == "posix" and not (
-        noted.st_uid in _trusted()
-        and stat.S_ISREG(noted.st_mode)
-        and not noted.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        status.st_uid in _trusted_users()
+        and stat.S_ISREG(status.st_mode)
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ):
         raise RuntimeError(
-            f"{note} says which cluster auto is, and another user (number {noted.st_uid}, mode "
-            f"{stat.S_IMODE(noted.st_mode):o}) wrote it or could have: nothing was sent there. "
+            f"{note} says which cluster auto is, and another user (number {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):o}) wrote it or could have: nothing was sent there. "
             "Give --ray-address HOST:PORT of a cluster that you know"
         )
     if not _belongs_here(address):
@@ -131,6 +131,7 @@ def _own_cluster() -> str:
 
 
 def _read_note(note: Path) -> tuple[os.stat_result, bytes]:
+    """Status and content of one and the same file; links are not followed."""
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(note, os.O_RDONLY | flags)
     try:
@@ -139,7 +140,8 @@ def _read_note(note: Path) -> tuple[os.stat_result, bytes]:
         os.close(descriptor)
 
 
-def _trusted() -> tuple[int, int]:
+def _trusted_users() -> tuple[int, int]:
+    """The numbers of root and of this user."""
     return 0, os.geteuid()
 
 
@@ -150,25 +152,26 @@ def _belongs_here(address: str) -> bool:
 
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids = process.info["uids"]
-        is_own = uids is None or uids.effective in _trusted()  # Windows has no such numbers
+        is_own = uids is None or uids.effective in _trusted_users()  # Windows has no such numbers
         if is_own and f"--gcs-address={address}" in (process.info["cmdline"] or ()):
             return True
     return False
 
 
 def _refuses(address: str, token: str | None, deadline: float) -> bool:
-    """Whether the cluster refuses a call with this token. Raises RuntimeError if it does not
-    answer as Ray does.
+    """Whether the cluster refuses a call with this token; None is a call without one.
+
+    Raises RuntimeError if it does not answer as Ray does.
     """
     import grpc
 
     metadata = [] if token is None else [("authorization", f"Bearer {token}")]
     try:
         with _channel(address) as channel:
-            ask = channel.unary_unary(
+            call = channel.unary_unary(
                 QUESTION, request_serializer=bytes, response_deserializer=bytes
             )
-            ask(b"", timeout=_left(deadline), metadata=metadata)
+            call(b"", timeout=_seconds_until(deadline), metadata=metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return True
@@ -181,7 +184,7 @@ def _refuses(address: str, token: str | None, deadline: float) -> bool:
 
 
 def _channel(address: str) -> "grpc.Channel":
-    """Encrypted if Ray is told to encrypt."""
+    """A connection to the cluster, encrypted if Ray's variables ask for it."""
     import grpc
 
     options = (("grpc.enable_http_proxy", 0),)
@@ -193,9 +196,9 @@ def _channel(address: str) -> "grpc.Channel":
 
 
 def _source(address: str) -> str:
-    """Where the token is, in Ray's order: a variable, the file that one names, or that of the home.
+    """The place of the token, in Ray's order: a variable, the file in a variable, or HOME_TOKEN.
 
-    Raises RuntimeError where none is, or others could have read it.
+    Raises RuntimeError without a token, or if others could have read it.
     """
     if os.environ.get(TOKEN):
         return TOKEN
@@ -208,7 +211,8 @@ def _source(address: str) -> str:
             f"the cluster at {address} asks for a token: copy its {HOME_TOKEN} here, mode 600, or "
             f"name another file in {PATH}"
         ) from None
-    if os.name == "posix" and (status.st_uid not in _trusted() or status.st_mode & OTHERS_BITS):
+    owner_only = status.st_uid in _trusted_users() and not status.st_mode & OTHERS_BITS
+    if os.name == "posix" and not owner_only:
         raise RuntimeError(
             f"other users can read {HOME_TOKEN} (mode {stat.S_IMODE(status.st_mode):o}), so the "
             f"cluster at {address} is open to them: make a new token (umask 077; ray "
@@ -218,11 +222,13 @@ def _source(address: str) -> str:
 
 
 def _read(source: str) -> str:
+    """The token in a file."""
     try:
         return Path(source).expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RuntimeError(f"cannot read the token of Ray in {source} ({error})") from None
 
 
-def _left(deadline: float) -> float:
+def _seconds_until(deadline: float) -> float:
+    """A timeout that ends at the deadline, by ``time.monotonic``; 0.1 s at least."""
     return max(deadline - time.monotonic(), 0.1)

@@ -1,13 +1,13 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages of another ClientApp than ours are copied on both ways, so that it shares only bytes with
-the server, which are immutable. Ours keeps and changes no message.
+Messages to and from another ClientApp than ours are copied, so that it shares only bytes with the
+server, which are immutable. Ours keeps and changes no message.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from logging import WARNING
 from typing import Any
@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.drawing import kept_draws
-from fedlsg.simulations.client.piles import Task
+from fedlsg.simulations.client.piles import Pile, Task
 from fedlsg.simulations.client.process_state import is_served, process, serving
 from fedlsg.simulations.client.virtual import (
     FIRST_NODE,
@@ -46,11 +46,10 @@ from fedlsg.strategies.protocol.wire import over_the_wire
 
 
 class LocalGrid(VirtualGrid, SimulatedGrid):
-    """A Flower Grid whose nodes are called one after the other in this process, each with a Context
-    of its own.
+    """A Flower Grid whose nodes are called one after the other in this process.
 
-    A client is stopped at its limit, see ``ending``. Without ``accounts`` the clients keep ledgers
-    of their own.
+    Each has its own Context, and is stopped at its time limit, see ``ending``. Without ``accounts``
+    the clients keep ledgers of their own.
     """
 
     def __init__(
@@ -78,52 +77,62 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         return range(min(1, self.num_partitions))
 
     def expect(self, plan: RoundPlan) -> None:
-        """The clients are charged for this round."""
+        """Begin a round, for which clients will be charged."""
         if self.accounts is not None:
             self.accounts.expect(plan)
 
     def end(self) -> None:
-        """Nobody else is asked."""
+        """End the round: nobody else is asked."""
         if self.accounts is not None:
             self.accounts.end()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies. A client that takes longer than ``timeout`` alone has none: others need not
-        wait.
-        """
-        accounts, most = self.accounts, math.inf if timeout is None else timeout
-        if accounts is None:
-            for message in messages:
-                state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
-                task = Task(message, state)
-                reply = self._call(task, min(self._limit_of(task), most), most)
-                if reply is not None:
-                    yield self._pass_on(reply)
+        """The replies; none of a client that takes longer than ``timeout`` alone."""
+        timeout = math.inf if timeout is None else timeout
+        if self.accounts is None:
+            yield from self._deliver_without_accounts(messages, timeout)
             return
-        tasks, replies = accounts.ask(messages)
+        tasks, replies = self.accounts.ask(messages)
         yield from replies
         try:
             with kept_draws(self._device):
-                for pile in self._passes.of(tasks):
-                    accounts.leaves(pile)
-                    limits = [min(self._limit_of(task), most) for task in pile]
-                    self._passes.compute(pile, limits)
-                    for task, limit in zip(pile, limits, strict=True):
-                        reply = None
-                        try:
-                            reply = self._call(task, limit, most)
-                        # also of a client that was interrupted: its state says whether it drew
-                        finally:
-                            answered = accounts.settle([task], [(reply, task.state)])
-                        yield from map(self._pass_on, answered)
+                for pile in self._passes.divide(tasks):
+                    yield from self._deliver_pass(pile, timeout, self.accounts)
         finally:
-            accounts.end()
+            self.accounts.end()
+
+    def _deliver_without_accounts(
+        self, messages: Sequence[Message], timeout: float
+    ) -> Iterable[Message]:
+        for message in messages:
+            state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
+            task = Task(message, state)
+            reply = self._call(task, min(self._limit_of(task), timeout), timeout)
+            if reply is not None:
+                yield self._pass_on(reply)
+
+    def _deliver_pass(self, pile: Pile, timeout: float, accounts: Accounts) -> Iterable[Message]:
+        """The replies of the clients of one pass."""
+        accounts.leaves(pile)
+        limits = [min(self._limit_of(task), timeout) for task in pile]
+        self._passes.compute(pile, limits)
+        for task, limit in zip(pile, limits, strict=True):
+            reply = None
+            try:
+                reply = self._call(task, limit, timeout)
+            # also of a client that was interrupted: its state says whether it drew
+            finally:
+                settled = accounts.settle([task], [(reply, task.state)])
+            yield from map(self._pass_on, settled)
 
     def _limit_of(self, task: Task) -> float:
         return limit_of(task.message, self.client_timeout)
 
     def _call(self, task: Task, seconds: float, timeout: float) -> Message | None:
-        """The reply of a client within its limit."""
+        """The reply of a client that is stopped after ``seconds``.
+
+        A client that is stopped has an error reply, or none if the ``timeout`` is over.
+        """
         message = task.message
         reply, stopped = call_until(
             time.time() + seconds,
@@ -166,9 +175,10 @@ def run(
         accounts=accounts,
         device=plan.device,
     )
-    base = (
-        prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
-    )
-    clients = nullcontext() if base is None else serving(base)
-    with logging_to(directory.log), task_identity(), clients:
+    with ExitStack() as stack:
+        if not is_served():
+            base = prepare(plan.settings, loaded=plan.workload, parts=plan.parts)
+            stack.enter_context(serving(base))
+        stack.enter_context(logging_to(directory.log))
+        stack.enter_context(task_identity())
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -1,4 +1,4 @@
-"""Where Flower's log goes: into run.log, and from a worker to the driver."""
+"""Flower's log: sent into run.log, and from a worker to the driver."""
 
 import logging
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import click
 from fedlsg.owner_only import make_file
 
 LOGGER = "flwr"
+"""The name of Flower's logger, which fedlsg uses, too."""
 
 
 class _Plain(logging.Formatter):
@@ -20,14 +21,14 @@ class _Plain(logging.Formatter):
 
 
 class _File(logging.FileHandler):
-    """A log that a full disk leaves incomplete: writers of other files raise the error."""
+    """A log that ignores a full disk: writers of other files raise the error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
 
-class _Kept(logging.Handler):
-    """Keeps (level, text) of each record."""
+class _ListHandler(logging.Handler):
+    """Appends (level, text) of each log record to ``records``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,8 +40,8 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Send Flower's log into a file instead of the terminal."""
-    make_file(path)  # clients' tracebacks go there
+    """Send Flower's log into a file in the block, instead of the terminal."""
+    make_file(path)  # for its owner only: it gets clients' tracebacks
     file = _File(path)
     file.setFormatter(_Plain("%(asctime)s %(levelname)s %(message)s"))
     try:
@@ -53,20 +54,21 @@ def logging_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def kept_log() -> Iterator[list[tuple[int, str]]]:
-    """In a worker: keep Flower's log, as (level, text), for the driver's ``write_log``."""
-    handler = _Kept()
+    """Collect the log of the block, as (level, text), for ``write_log``; used in workers."""
+    handler = _ListHandler()
     with _handled_by(handler):
         yield handler.records
 
 
 def write_log(records: list[tuple[int, str]]) -> None:
-    """In the driver: log what a worker kept."""
+    """Log the records of a worker; used in the driver."""
     for level, text in records:
         logging.getLogger(LOGGER).log(level, "%s", text)
 
 
 @contextmanager
 def _handled_by(handler: logging.Handler) -> Iterator[None]:
+    """Replace the handlers of Flower's logger in the block."""
     logger = logging.getLogger(LOGGER)
     before, logger.handlers = logger.handlers, [handler]
     try:

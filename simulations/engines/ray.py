@@ -1,7 +1,6 @@
-"""Engine ``ray``: the same ServerApp code and the same ClientApp, with the clients shared out to
-Ray workers.
+"""Engine ``ray``: the same ServerApp code and the same ClientApp, with clients in Ray workers.
 
-Messages go straight to the workers: no SuperLink, no polling, no second driver.
+Messages go directly to the workers: no SuperLink, no polling, no second driver.
 """
 
 import time
@@ -31,16 +30,15 @@ from fedlsg.strategies.protocol.nodes import SimulatedGrid
 from fedlsg.strategies.protocol.wire import WORKER_DIED, failure
 
 GRACE_SECONDS = 2 * PILE_SECONDS
-"""After an interruption: payloads that come within this time are stored, and sent by ``resume`` for
-free.
-"""
+"""Time after an interruption in which payloads are still stored: ``resume`` sends these again
+without a charge."""
 
 
 class RayGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose clients run in Ray workers, a pile of messages at a time.
 
-    Clients that are lost with their worker are sent their messages again, one by one: a client that
-    kills its worker, or hangs in it, loses no other client.
+    Clients that are lost with their worker get their messages again, one by one: a client that
+    kills its worker, or hangs in it, does not cost other clients their round.
     """
 
     def __init__(self, workers: Workers, accounts: Accounts, num_partitions: int) -> None:
@@ -53,20 +51,19 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         return range(min(len(self.workers), self.num_partitions))
 
     def expect(self, plan: RoundPlan) -> None:
-        """The clients are charged for this round."""
+        """Begin a round, for which clients will be charged."""
         self.accounts.expect(plan)
 
     def end(self) -> None:
-        """Nobody else is asked; the workers go while the report is written."""
+        """End the round and the workers: nobody else is asked."""
         self.accounts.end()
         self.workers.close()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies; an error for each client whose worker was lost twice, none for one that
-        stays silent.
+        """The replies, with an error for each client whose worker was lost twice.
 
-        Nor for one whose worker was lost once, and the time is over: another client may have ended
-        the worker.
+        There is no reply of a client that stays silent, or whose worker was lost once before the
+        deadline: another client may have ended the worker.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         queries = any(message.metadata.message_type != MessageType.TRAIN for message in messages)
@@ -75,14 +72,10 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         )
         if deadline is not None and time.monotonic() >= deadline:
             return replies  # sent again, they would train and be charged for no use
-        more, lost = self._deliver(
-            [message for message, _ in lost], deadline, Pace(one_by_one=True)
-        )
-        return [
-            *replies,
-            *more,
-            *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost),
-        ]
+        again = [message for message, _ in lost]
+        more, lost = self._deliver(again, deadline, Pace(one_by_one=True))
+        failures = [give_id(failure(why, WORKER_DIED, message)) for message, why in lost]
+        return [*replies, *more, *failures]
 
     def _deliver(
         self, messages: Sequence[Message], deadline: float | None, pace: Pace
@@ -107,7 +100,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         return replies, lost
 
     def _settle(self, pile: Pile, outcome: Outcome) -> list[Message]:
-        """The replies of a pile; who trained stays charged, and who may have."""
+        """The replies of a pile; of a lost or late pile none, and its clients stay charged."""
         if outcome is None or isinstance(outcome, LostError):
             self.accounts.keep(pile)
             return []

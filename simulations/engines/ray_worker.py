@@ -1,6 +1,4 @@
-"""A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on
-one model.
-"""
+"""A Ray worker of the engine ``ray``: it calls the clients of a pile, one after the other."""
 
 import math
 import time
@@ -16,20 +14,25 @@ from typing import Any
 from fedlsg.simulations.engines.process import kept_log
 
 CLIENT = "fedlsg.simulations.client.client_app:app"
+"""The ClientApp of fedlsg."""
 
 Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool]
-"""What ``pack`` makes of the answers, the worker's log, and whether it has forgotten what it was
-sent earlier.
-"""
+"""The answers in the two parts of ``pack``, the worker's log, and whether the worker has lost the
+steps and carriers that it was sent earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the clients of a run have in common.
+    """The part of a task that is common to all clients of a run.
 
-    ``run``: a name of its own.
-    ``client``: their ClientApp, as ``module:attribute``.
-    ``code``: digest of the code that the driver runs.
+    run: a random name of the run.
+    client: the ClientApp, as ``module:attribute``.
+    run_config: Flower's run config.
+    num_partitions: number of clients.
+    code: digest of the code that the driver runs.
+    shipped: reference to a ``Shipment`` in Ray's object store; None if each machine has, or
+        downloads, code and data.
+    rows: digest of the training rows that each machine must have; not compared if empty.
     """
 
     run: str
@@ -38,15 +41,11 @@ class Job:
     num_partitions: int
     code: str
     shipped: Any = None
-    """A reference to a ``Shipment`` in Ray's object store; None: each machine has, or downloads,
-    code and data.
-    """
     rows: str = ""
-    """Digest of the training rows that each machine must have; not compared if empty."""
 
 
 class Worker:
-    """Imports torch as soon as it is made, while the driver plans."""
+    """The process that calls clients. It imports torch at once, while the driver plans."""
 
     def __init__(self) -> None:
         import_module(CLIENT.partition(":")[0])
@@ -54,14 +53,22 @@ class Worker:
         self._sent_data = ExitStack()
 
     def answer(
-        self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes
+        self,
+        job: Job,
+        until: float | None,
+        limits: Sequence[float],
+        pickled: bytes,
+        *outside: bytes,
     ) -> Reply:
-        """An answer to each task of a pile, in its order; before the tasks come the steps and
-        carriers that it lacks.
+        """The answers to the tasks of a pile, in its order.
 
-        A client is stopped after as many seconds as ``limits`` gives it. One that still runs at
-        ``until`` is stopped as well; the ones behind it lose the round, as in a queue. Raises
-        RuntimeError if this machine has other code than the driver, or cannot load the data;
+        until: time, in seconds since the epoch, at which the running client is stopped; clients
+            after it lose the round. None for no limit.
+        limits: seconds after which each client is stopped.
+        pickled, outside: what ``pack`` made of (steps, carriers) that this process lacks, and the
+            tasks.
+
+        Raises RuntimeError if this machine has other code than the driver, or cannot load the data;
         ImportError if it lacks the ClientApp.
         """
         from flwr.common.logger import log
@@ -78,6 +85,7 @@ class Worker:
                 f"{gethostname()} has {own_identity()}, other code than the driver: install the "
                 "same version"
             )
+        until = math.inf if until is None else until
         module, _, name = job.client.partition(":")
         client = getattr(import_module(module), name)
         with kept_log() as records, task_identity(), ExitStack() as stack:
@@ -86,40 +94,39 @@ class Worker:
                 self._run = job.run
                 self._passes = Passes(client, job.num_partitions, job.run_config)
             stack.enter_context(kept_draws(self._device))
-            history, *tasks = unpack(pickled, left)
+            history, *tasks = unpack(pickled, outside)
             forgot = False
             HISTORY.add(*history)
             replies: list[Any] = []
-            passes = {id(pile[0]): pile for pile in self._passes.of(tasks)}
-            for at, (task, most) in enumerate(zip(tasks, limits, strict=True)):
-                if pile := passes.get(id(task)):
-                    self._passes.compute(
-                        pile, limits[at : at + len(pile)], math.inf if until is None else until
-                    )
-                end = min(time.time() + most, math.inf if until is None else until)
+            # by the first task of a pass
+            passes = {id(pile[0]): pile for pile in self._passes.divide(tasks)}
+            for i, (task, limit) in enumerate(zip(tasks, limits, strict=True)):
+                pile = passes.get(id(task))
+                if pile is not None:
+                    self._passes.compute(pile, limits[i : i + len(pile)], until)
+                end = min(time.time() + limit, until)
                 reply, stopped = call_until(end, partial(_call, client, job, task))
                 if stopped:
                     process.cache_clear()  # the state of a stopped client's process is unknown
                     HISTORY.forget()
                     forgot = True
-                    where = "round's deadline" if end == until else "limit of a client"
                     log(
                         WARNING,
                         "stopped at the %s: %d of %d clients replied",
-                        where,
+                        "round's deadline" if end == until else "limit of a client",
                         len(replies),
                         len(tasks),
                     )
                     if end == until:
                         break
-                    reply = give_id(too_slow(task.message, most))
+                    reply = give_id(too_slow(task.message, limit))
                 replies.append(reply)
             replies += [None] * (len(tasks) - len(replies))
             answers = [(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]
             return *pack(answers), records, forgot
 
     def _begin(self, job: Job) -> None:
-        """Load the data of a run, and forget what was sent for another one."""
+        """Load the data of a run, and forget the run before it."""
         import ray
 
         from fedlsg.simulations.client.client_app import simulated_settings
@@ -152,9 +159,7 @@ class Worker:
 
 
 def _call(client: Any, job: Job, task: Any) -> Any:
-    """The reply of a client. None of its errors may reach the driver: their text may quote a
-    row.
-    """
+    """The reply of a client. Its errors must not reach the driver: their text may quote a row."""
     from fedlsg.simulations.client.virtual import OutOfTimeError, call_client, fail_client
 
     try:

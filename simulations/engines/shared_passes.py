@@ -1,6 +1,4 @@
-"""Passes that several small clients share, computed before their own calls
-(``fedlsg.simulations.client.pile_pass``).
-"""
+"""Passes of an engine that several small clients share (``client.pile_pass``), in limited time."""
 
 import math
 import time
@@ -19,32 +17,30 @@ from fedlsg.simulations.client.virtual import call_until
 
 
 class Passes:
-    """Of one process.
+    """The passes of one process.
 
-    Clients of other ClientApps than ours are called one by one. After a pass that was stopped ours
-    are, too: one of its clients hangs, and is stopped at its own limit next.
+    Clients of other ClientApps than ours are called one by one. After a pass that was stopped, ours
+    are, too: one of its clients hangs, and will be stopped at its own limit.
     """
 
     def __init__(self, client: object, partitions: int, run_config: Mapping[str, Any]) -> None:
-        self._on = client is app
+        self._is_on = client is app
         self._partitions, self._run_config = partitions, run_config
 
-    def of(self, pile: Pile) -> list[list[Task]]:
+    def divide(self, pile: Pile) -> list[list[Task]]:
         """The pile in passes, in its order."""
-        return (
-            passes(pile, self._partitions, self._run_config)
-            if self._on
-            else [[task] for task in pile]
-        )
+        if not self._is_on:
+            return [[task] for task in pile]
+        return passes(pile, self._partitions, self._run_config)
 
     def compute(self, pile: Pile, limits: Sequence[float], until: float = math.inf) -> None:
-        """Compute a pass within the longest of the clients' limits."""
-        if len(pile) < 2 or not self._on:
+        """Compute a pass within the longest of the clients' limits, and before ``until``."""
+        if len(pile) < 2 or not self._is_on:
             return
         call = partial(compute_ahead, pile, self._partitions, self._run_config)
         _, stopped = call_until(min(time.time() + max(limits), until), call)
         if stopped:
-            self._on = False
+            self._is_on = False
             process.cache_clear()  # its state is unknown
             log(
                 WARNING,

@@ -1,9 +1,7 @@
-"""Code of a user's own on its way to Ray workers that never imported it: methods and the loaded
-workload, by value.
+"""Sending a user's own code to Ray workers: methods, and the workload with its rows.
 
-Functions and classes of ``__main__``, of a notebook, and of files that were named in a setting are
-sent as they are.
-What an installed package holds is sent by name: each machine has the package.
+Functions and classes of ``__main__``, of a notebook, and of files that a setting names are sent by
+value. Those of an installed package are sent by name: each machine has the package.
 """
 
 import sys
@@ -24,8 +22,11 @@ from fedlsg.simulations.planning.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """``recipes`` by name, gradients of ``layers`` by type; ``workload``: None if each machine
-    loads its own.
+    """What the workers of a run are sent.
+
+    recipes: methods by name.
+    layers: gradients of registered layers, by type.
+    workload: the loaded workload; None if each machine loads it.
     """
 
     recipes: Mapping[str, Any]
@@ -33,7 +34,7 @@ class Shipment:
     workload: Any
 
     def unpack(self) -> None:
-        """Let this process find the recipes under their names, and the gradients of the layers."""
+        """Register the recipes and the layers in this process."""
         strategies.forget()
         for name, build in self.recipes.items():
             strategies.give(name, build)
@@ -43,20 +44,21 @@ class Shipment:
 
 
 def shipment(plan: Plan) -> Shipment | None:
-    """What the workers of a run need to be sent; None if its code and data are everywhere."""
+    """The shipment for the workers of a run; None if every machine has its code and data."""
     s = plan.settings
-    method = {name: build for name, build in strategies.given().items() if name == s.method}
-    data = s.data_from == "driver" or workloads.own(s.workload) is not None
-    if not method and not data:
+    recipes = {name: build for name, build in strategies.given().items() if name == s.method}
+    sends_workload = s.data_from == "driver" or workloads.own(s.workload) is not None
+    if not recipes and not sends_workload:
         return None
-    # Only deployed clients read rows of their own, and the encoder of features need not travel.
-    workload = replace(plan.workload, read=None) if data else None
-    return Shipment(recipes=method, layers=registered_layers(), workload=workload)
+    # without ``read``, which only deployed clients use: it may hold an encoder of features
+    workload = replace(plan.workload, read=None) if sends_workload else None
+    return Shipment(recipes=recipes, layers=registered_layers(), workload=workload)
 
 
 def put(shipped: Shipment) -> Any:
-    """A reference to it in Ray's object store. Raises ValueError, naming what cannot be sent and
-    the fix.
+    """Put a shipment into Ray's object store; returns the reference.
+
+    Raises ValueError, with the part that cannot be sent and what to do.
     """
     import ray
     from ray import cloudpickle
@@ -64,7 +66,7 @@ def put(shipped: Shipment) -> Any:
     try:
         with _by_value(shipped, cloudpickle):
             return ray.put(shipped)
-    except Exception as error:  # Ray's text has all rows
+    except Exception as error:  # not ``from error``: Ray's text quotes all rows
         why = str(error.__cause__ or error).partition("\n")[0]
     raise ValueError(
         f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, "
@@ -74,16 +76,16 @@ def put(shipped: Shipment) -> Any:
 
 def _culprit(shipped: Shipment, cloudpickle: Any) -> str:
     """The first part that cannot be pickled, in words."""
-    named = {f"method {name}": build for name, build in shipped.recipes.items()}
+    parts = {f"method {name}": build for name, build in shipped.recipes.items()}
     if shipped.workload is not None:
         own = shipped.workload
-        named |= {f"model {name!r}": build for name, build in own.models.items()}
-        named |= {"the loss": own.loss, "the transform": own.test.prepare}
-        named |= {f"metric {name!r}": metric for name, metric in own.metrics.items()}
-        named |= {f"the probe {name!r}": draw for name, draw in own.synthetic.items()}
-    for words, thing in named.items():
+        parts |= {f"model {name!r}": build for name, build in own.models.items()}
+        parts |= {"the loss": own.loss, "the transform": own.test.prepare}
+        parts |= {f"metric {name!r}": metric for name, metric in own.metrics.items()}
+        parts |= {f"the probe {name!r}": draw for name, draw in own.synthetic.items()}
+    for words, part in parts.items():
         try:
-            cloudpickle.dumps(thing)
+            cloudpickle.dumps(part)
         except Exception:
             return words
     return "the workload or method"
@@ -91,6 +93,7 @@ def _culprit(shipped: Shipment, cloudpickle: Any) -> str:
 
 @contextmanager
 def _by_value(shipped: Shipment, cloudpickle: Any) -> Iterator[None]:
+    """Let cloudpickle send the user's modules by value in the block."""
     registered = []
     try:
         for module in own_modules(shipped):
@@ -103,9 +106,7 @@ def _by_value(shipped: Shipment, cloudpickle: Any) -> Iterator[None]:
 
 
 def own_modules(shipped: Shipment) -> list[ModuleType]:
-    """Modules of the user's files: those of the things sent, and their neighbours in the same
-    folders.
-    """
+    """The modules of the user's files: of the sent objects, and others in the same folders."""
     things = [*shipped.recipes.values(), *shipped.layers, *shipped.layers.values()]
     if shipped.workload is not None:
         own = shipped.workload
@@ -116,28 +117,22 @@ def own_modules(shipped: Shipment) -> list[ModuleType]:
             *(getattr(metric, "metric", metric) for metric in own.metrics.values()),
         ]
         things += [getattr(split.prepare, "transform", None) for split in (own.train, own.test)]
-    folders = {Path(file).parent for thing in things if (file := _file(thing)) is not None}
-    named = user_code.modules_of_files()
-    near = [
-        module
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None)) and Path(file).parent in folders
-    ]
-    return list(
-        {
-            module.__name__: module for module in (*named, *near) if module.__name__ != "__main__"
-        }.values()
-    )
+    folders = {Path(file).parent for file in map(_file, things) if file is not None}
+    modules = {module.__name__: module for module in user_code.modules_of_files()}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent in folders:
+            modules[module.__name__] = module
+    modules.pop("__main__", None)
+    return list(modules.values())
 
 
 def _file(thing: Any) -> str | None:
-    """The file of a thing's module, unless it is installed or part of fedlsg or Python."""
-    thing = getattr(thing, "func", thing)
+    """The file of an object's module; None if it is installed, or part of fedlsg or Python."""
+    thing = getattr(thing, "func", thing)  # of a partial
     name = str(getattr(thing, "__module__", None) or type(thing).__module__)
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
     top = name.partition(".")[0]
-    known = top in ("__main__", "fedlsg") or top in sys.stdlib_module_names
-    if file is None or known:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or top in ("__main__", "fedlsg") or top in sys.stdlib_module_names:
         return None
     return None if "site-packages" in Path(file).parts else str(file)

@@ -1,12 +1,13 @@
-"""One way out for the signals that end a process: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
+"""Handling of the signals that end a process: SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
-The first one raises KeyboardInterrupt in the main thread, so that every ``finally`` runs. Libraries
-let that exception pass; Ray would turn a SystemExit into an error of its own. Later signals change
-nothing, for the end is under way. A command, see ``ending_command``, also ends where the exception
-was swallowed, or the main thread is busy in C: it is raised again, and after some seconds the
-process ends as if it were killed, which the files of a run withstand. Ray's processes end with it.
+The first signal raises KeyboardInterrupt in the main thread, so that every ``finally`` runs.
+Libraries let that exception pass; Ray would turn a SystemExit into an error of its own. Later
+signals change nothing. A command (``ending_command``) also ends if a library has swallowed the
+exception, or if the main thread is busy in C: the exception is raised again, and after some seconds
+the process ends as if it were killed, which the files of a run withstand. Ray's processes end with
+it.
 
-The standard library alone: nothing is imported before these handlers are there.
+This module uses only the standard library: it is imported before everything else.
 """
 
 import _thread
@@ -24,18 +25,25 @@ from typing import Any
 ENDING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+"""The signals that end a process, as far as this system has them."""
 SECONDS = 4.0
-"""How long a command may take to end. In half of that, an exception that was swallowed is raised
-again."""
+"""Time that a command may take to end. After half of it, KeyboardInterrupt is raised again."""
 STEP_SECONDS = 0.02
-"""Between two looks whether a library has replaced a handler in C."""
+"""Time between two checks whether a library has replaced a handler in C."""
 SHOW_CURSOR = "\x1b[?25h"
+"""A terminal's code to show the cursor."""
 
 
 @dataclass
 class _Command:
-    """The command of this process. ``number``: the first signal; ``raises``: whether the next call
-    of the handler raises, although it is not the first; ``words``: how to go on.
+    """The command of this process.
+
+    is_there: whether this process is a command.
+    seconds: time that it may take to end.
+    number: the first signal; None before.
+    raises: whether the next signal raises, although it is not the first.
+    said: whether the command has printed that it was interrupted.
+    words: functions that give the lines to print if it gives up, such as how to continue.
     """
 
     is_there: bool = False
@@ -60,9 +68,9 @@ def status() -> int:
 
 
 def ending_command() -> None:
-    """From now on this process is a command, which the signals end within seconds.
+    """Make this process a command, which the signals end within seconds.
 
-    One that is ignored, as by nohup, stays so.
+    A signal that is ignored, as by nohup, stays ignored.
     """
     _command.is_there = True
     numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -78,62 +86,72 @@ def ending_command() -> None:
 
 
 def _forget() -> None:
+    """Make a forked process no command."""
     _command.is_there = False
     signal.set_wakeup_fd(-1)
 
 
 def _interrupt(number: int, _: object) -> None:
-    first, _command.number = _command.number is None, _command.number or number
-    if first or _command.raises or not _command.is_there:
+    """The handler of a command: raises for its first signal, and when ``_watch`` asks for it."""
+    is_first = _command.number is None
+    _note(number, None)
+    if is_first or _command.raises or not _command.is_there:
         _command.raises = False
         raise KeyboardInterrupt
 
 
 def _note(number: int, _: object) -> None:
+    """Keep the number of the first signal."""
     _command.number = _command.number or number
 
 
 def _watch(reader: int, numbers: frozenset[int]) -> None:
-    """Wait for the first signal; raise it once more after half of the time; then give up."""
+    """Wait for the first signal; raise it once more after half of the time; then give up.
+
+    reader: a pipe with the number of each signal that any handler of Python gets.
+    """
     number = 0
-    while number not in numbers:  # of other handlers, too
+    while number not in numbers:
         number = os.read(reader, 1)[0]
     half = _command.seconds / 2
     time.sleep(half)
     _command.raises = True
-    signal.pthread_kill(threading.main_thread().ident or 0, number)  # it may be asleep
+    signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes it, if it sleeps
     time.sleep(half)
-    _command.number = _command.number or number
+    _note(number, None)
     _give_up()
 
 
 def allow(seconds: float) -> None:
-    """A command that is interrupted from now on may take so long to end."""
+    """Let an interrupted command take this long to end, or longer."""
     _command.seconds = max(_command.seconds, seconds)
 
 
 def end_now(why: str = "") -> None:
-    """End the process of a command that is interrupted, or failed as ``why`` says, with its words,
-    and wait for nothing; elsewhere nothing happens.
+    """End the process at once, if it is a command that was interrupted, or that failed.
+
+    ``why``: the error of a command that failed.
     """
     if _command.is_there and (why or received()):
         _give_up(why)
 
 
 def _give_up(why: str = "") -> None:
-    text, code = ("interrupted", status()) if received() else (why, 1)
-    lines = [line for line in [how() for how in _command.words] if line]
-    lines += [] if _command.said else [f"fedlsg: error: {text}"]
+    """Print the last lines of the command and end the process, without any ``finally``."""
+    lines = [line for line in [words() for words in _command.words] if line]
+    if not _command.said:
+        lines.append(f"fedlsg: error: {'interrupted' if received() else why}")
     cursor = SHOW_CURSOR if os.isatty(2) else ""
     with suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:  # a stopped terminal would hold us
+        if select.select([], [2], [], 0)[1]:  # else a stopped terminal would block the write
             os.write(2, (cursor + "".join(f"{line}\n" for line in lines)).encode())
-    os._exit(code)
+    os._exit(status() if received() else 1)
 
 
 def mark_said() -> None:
-    """The command has printed that it was interrupted: only its exit is left, in which Python would
-    take our handlers away.
+    """Note that the command has printed that it was interrupted, and ignore further signals.
+
+    Only its exit is left, in which Python would remove our handlers.
     """
     _command.said = True
     for number in ENDING:
@@ -142,7 +160,7 @@ def mark_said() -> None:
 
 @contextmanager
 def with_words(words: Callable[[], str]) -> Iterator[None]:
-    """Inside, ``words()`` is printed, unless empty, if the command gives up the rest."""
+    """Print ``words()``, unless it is empty, if the command gives up in the block."""
     _command.words.append(words)
     try:
         yield
@@ -152,8 +170,10 @@ def with_words(words: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """In a program of a user's: SIGTERM and SIGHUP end what is inside by KeyboardInterrupt, so that
-    ``finally`` runs, and leave it as SignalExit. One ignored or handled stays so.
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt in the block, so that every ``finally`` runs.
+
+    They leave the block as SignalExit. It is for programs of users: a signal that is ignored or
+    handled stays so.
     """
     numbers = list[int]()
 
@@ -179,15 +199,14 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """No signal interrupts the teardown inside; a command that gets its first one here still ends
-    with its status.
-    """
+    """Let no signal interrupt the block; a command that gets its first one ends with its status."""
     with _handlers(dict.fromkeys(ENDING, _note if _command.is_there else signal.SIG_IGN)):
         yield
 
 
 @contextmanager
 def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Use these handlers in the block; outside the main thread do nothing."""
     # Python allows handlers in the main thread only
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -202,31 +221,34 @@ def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 @contextmanager
 def kept_handler() -> Iterator[None]:
-    """Whatever a library inside does in C, SIGTERM stays with Python, if Python handles it.
+    """Keep the handler of SIGTERM in C, whatever a library does in the block.
 
-    Ray's library takes it for a handler that prints a trace and ends the process 3 s later, and at
-    its end takes away both. For any thread: Python's own function is for the main one.
+    Ray's library sets a handler that prints a trace and ends the process 3 s later, and removes
+    every handler at its end. This works in any thread; Python's own function works only in the main
+    thread.
     """
     get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
     get.restype = put.restype = ctypes.c_void_p
     put.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    # Python has one function in C for all signals that it handles
+    # Python has one function in C for all signals that it handles: if it handles both signals, that
+    # of SIGINT is right, also if the library has already replaced that of SIGTERM
     handled = [callable(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
-    handler, over = get(signal.SIGINT if all(handled) else signal.SIGTERM), threading.Event()
+    handler = get(signal.SIGINT if all(handled) else signal.SIGTERM)
+    block_ended = threading.Event()
 
     def restore() -> None:
         if get(signal.SIGTERM) != handler:
             put(signal.SIGTERM, handler)
 
-    def look() -> None:
-        while not over.wait(STEP_SECONDS):
+    def keep_restoring() -> None:
+        while not block_ended.wait(STEP_SECONDS):
             restore()
 
-    looks = threading.Thread(target=look, name="handler of SIGTERM", daemon=True)
-    looks.start()
+    restorer = threading.Thread(target=keep_restoring, name="handler of SIGTERM", daemon=True)
+    restorer.start()
     try:
         yield
     finally:
-        over.set()
-        looks.join()
+        block_ended.set()
+        restorer.join()
         restore()

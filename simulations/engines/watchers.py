@@ -1,10 +1,9 @@
-"""What is done when this process has ended, however it did, also by SIGKILL: a folder is removed, a
-last word is said.
+"""Watchers: small processes that act when this process has ended, even by SIGKILL.
 
-Each is done by a small process, this module as a script, that waits for the end of a pipe which
-only this process holds. It has a session of its own, so the terminal's Ctrl-C and a signal to the
-group do not reach it. If both are killed at once, nothing is done. As a script it has the standard
-library alone.
+One removes a folder, the other prints a last message. A watcher is this module as a script; it
+waits for the end of a pipe that only this process holds. It has its own session, so that the
+terminal's Ctrl-C and a signal to the group do not reach it. If both processes are killed at once,
+nothing is done. As a script it uses only the standard library.
 """
 
 import os
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 END_SECONDS = 10.0
-"""How long processes that use the folder are ended before it is removed."""
-SAID = b"\0"
-"""Ends what is sent to the small process if it need not be printed."""
+"""Time in which processes that use the folder are ended, before it is removed."""
+NOT_NEEDED = b"\0"
+"""Sent to a watcher at last if it need not print the message."""
 
 
 class RayLostError(RuntimeError):
-    """Ray is gone, and this process can still say so."""
+    """Ray is gone, and this process can still report it."""
 
 
 @contextmanager
 def _watcher(*arguments: str, stderr: int | None = None) -> Iterator[IO[bytes]]:
-    """The pipe to a small process; it is waited for at the end."""
+    """Start a watcher and give the pipe to it; after the block, wait until it has ended."""
     command = [sys.executable, "-I", "-S", __file__, *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True
@@ -45,11 +44,9 @@ def _watcher(*arguments: str, stderr: int | None = None) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def scratch(base: str | None = None) -> Iterator[Path]:
-    """A new temporary folder, in ``base``, that only its owner can read: it may hold clients'
-    batches.
+    """A new temporary folder in ``base``, for its owner only: it may hold clients' batches.
 
-    At the end every other process that still has a file of it open is ended (on Linux), and it is
-    removed.
+    At the end other processes that have a file of it open are killed (on Linux), and it is removed.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedlsg-", dir=base))
     with _watcher(str(folder)):
@@ -58,17 +55,16 @@ def scratch(base: str | None = None) -> Iterator[Path]:
 
 @contextmanager
 def last_word(words: str, console: "Console") -> Iterator[None]:
-    """If this process is killed inside, ``words`` are printed where ``console`` prints.
+    """Print ``words`` on the ``console`` if this process is killed in the block.
 
-    Ray can end its driver without a word, and without Python, when the raylet of the driver's
-    machine is gone.
+    Ray can end its driver without a message when the raylet of the driver's machine is gone.
     """
-    from fedlsg.simulations.engines import signals  # not by the script that this file is, too
+    from fedlsg.simulations.engines import signals  # here: the script has no fedlsg
 
     if console.quiet:
         yield
         return
-    stderr = None  # ours, for a console without a file of the system
+    stderr = None  # this process's, if the console has no file of the system
     with suppress(OSError, ValueError, AttributeError):
         stderr = console.file.fileno()
     with _watcher(stderr=stderr) as pipe:
@@ -77,21 +73,19 @@ def last_word(words: str, console: "Console") -> Iterator[None]:
 
         def not_needed() -> str:
             with suppress(BrokenPipeError):
-                pipe.write(SAID)
+                pipe.write(NOT_NEEDED)
                 pipe.flush()
             return ""
 
         try:
-            with signals.with_words(not_needed):  # a command that gives up has words of its own
+            with signals.with_words(not_needed):  # a command that gives up prints its own message
                 yield
         finally:
             not_needed()
 
 
 def users(folder: Path) -> set[int]:
-    """Processes but this one and its parent that have a file in a folder open; empty where there is
-    no /proc.
-    """
+    """Other processes (without the parent) with an open file in a folder; none without /proc."""
     numbers = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
@@ -101,10 +95,10 @@ def users(folder: Path) -> set[int]:
 
 
 def remove(folder: Path) -> None:
-    """End who uses a folder, and remove it."""
+    """Kill the processes that use a folder, and remove it."""
     deadline = time.monotonic() + END_SECONDS
-    while folder.exists() and (left := users(folder)) and time.monotonic() < deadline:
-        for pid in left:
+    while folder.exists() and (pids := users(folder)) and time.monotonic() < deadline:
+        for pid in pids:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
@@ -115,5 +109,5 @@ if __name__ == "__main__":
     sent = sys.stdin.buffer.read()
     if sys.argv[1:]:
         remove(Path(sys.argv[1]))
-    elif not sent.endswith(SAID):
+    elif not sent.endswith(NOT_NEEDED):
         sys.stderr.buffer.write(sent + b"\n")

@@ -1,4 +1,4 @@
-"""The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced.
+"""The Ray workers of one run: they answer piles of tasks; a dead or hanging one is replaced.
 
 A task is one client's work of a round, a pile is the tasks that a worker gets at once. A worker is
 a process of Ray (an actor), which may be on another machine. It is first expected, then free, then
@@ -8,7 +8,7 @@ running, then free again:
     free       it waits for a pile
     running    it answers a pile
 
-Ray names what is not there yet by a reference (``ref``): of a worker that comes, or of an answer.
+A reference (``ref``) is Ray's name for a future object: a worker that is expected, or an answer.
 """
 
 import time
@@ -35,13 +35,13 @@ from fedlsg.strategies.protocol.expectations import reason_of
 from fedlsg.strategies.protocol.proofs import own_identity
 
 MARGIN_SECONDS = 10.0
-"""Time for the way back before the deadline; at most a tenth of the time that is left."""
+"""Time for an answer to arrive before the deadline; at most a tenth of the remaining time."""
 
 NEWS_SECONDS = 30.0
-"""After so long without any news the log says what is waited for."""
+"""Time without any progress after which the log says what the run waits for."""
 
 OVERDUE_SECONDS = 10.0
-"""How much longer than the limits of its clients a worker may take before it is ended."""
+"""Time that a worker may take beyond the limits of its clients before it is ended."""
 
 FAILED_STARTS_ALLOWED = 4
 """Workers that die at their start before no more are started: the next one would die as well."""
@@ -52,19 +52,18 @@ class LostError(RuntimeError):
 
 
 Outcome = Sequence[Answer] | LostError | None
-"""What became of a pile: an answer to each task, or lost, or None if its worker still ran at the
-deadline.
-"""
+"""The answers to a pile; or its loss; or None if its worker still ran at the deadline."""
 
 
 class Workers:
     """As many workers as a run can use at once; the first call waits until Ray has started.
 
-    Ray repeats no task and restarts no worker: what became of a pile is for the caller to decide. A
-    worker that died or hangs is replaced; the others go on while its replacement looks for a place.
+    Ray repeats no task and restarts no worker: the caller decides whether to send a lost pile
+    again. A worker that died or hangs is replaced; the others continue meanwhile.
     """
 
     def __init__(self, cluster: Cluster, plan: Plan, directory: RunDir, client: str) -> None:
+        """The workers of a planned run. ``client``: the ClientApp, as ``module:attribute``."""
         s = plan.settings
         self._cluster, self._directory = cluster, directory
         self._most = min(s.clients_per_round, s.workers or s.clients_per_round)
@@ -76,22 +75,24 @@ class Workers:
             num_partitions=len(plan.terms),
             code=own_identity().digest,
         )
-        self._expected: dict[Any, tuple[Any, float]] = {}  # ref: worker, when it was started
+        self._expected: dict[Any, tuple[Any, float]] = {}
+        """By reference: an expected worker, and the time of its start."""
         self._free: list[Any] = []
-        self._running: dict[
-            Any, tuple[Any, Pile, float]
-        ] = {}  # ref: worker, pile, when it was sent
-        self._allowed_seconds: dict[Any, float] = {}  # ref of an answer: limits of its clients
+        """Free workers."""
+        self._running: dict[Any, tuple[Any, Pile, float]] = {}
+        """By reference: a running worker, its pile, and the time at which it was sent."""
+        self._allowed_seconds: dict[Any, float] = {}
+        """By reference of an answer: the sum of the limits of its clients."""
         self._has_answered = set[Any]()
-        # the last step and the last basis that were sent to a worker: later ones it lacks
+        """Workers that have answered a pile, and so have loaded code and data."""
         self._has_received: dict[Any, tuple[int, int]] = {}
+        """By worker: the last step and the last basis that it was sent."""
         self._failed_starts = 0
+        """Failed starts in a row."""
 
     @cached_property  # a GPU that joins later is asked for by the next run
     def _need(self) -> dict[str, float]:
-        """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster
-        has one.
-        """
+        """Processors and GPUs of a worker; ``device=auto`` takes a GPU if the cluster has one."""
         s = self._plan.settings
         gpu = s.device == "cuda" or (s.device == "auto" and self._cluster.has_gpus())
         return {"cpus": s.client_cpus, "gpus": s.client_gpus if gpu else 0}
@@ -111,14 +112,17 @@ class Workers:
     def answer(
         self, tasks: Pile, deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
     ) -> Iterator[tuple[Pile, Outcome]]:
-        """Divide tasks into piles, and give each pile that was sent as soon as its outcome is
-        known.
+        """Divide tasks into piles and send them; yields each pile with its outcome, once known.
 
-        deadline: by ``time.monotonic``. A worker that still runs then is ended, and piles that wait
-            are not sent.
-        sending: is called before a pile is sent.
-        A worker stops its clients at their limits. One that takes much longer than the limits of
-        its pile is ended, and the pile is lost.
+        A worker stops its clients at their limits. A worker that takes much longer than the limits
+        of its pile is ended, and the pile is lost.
+
+        tasks: none, to collect only the answers of running workers.
+        deadline: by ``time.monotonic``; None for none. Workers that still run then are ended, and
+            piles that wait are not sent.
+        pace: the speed of earlier piles; it is brought up to date.
+        sending: called before a pile is sent.
+
         Raises RuntimeError for a worker that cannot run the job at all, RayLostError if Ray is
         gone.
         """
@@ -157,15 +161,15 @@ class Workers:
         self._running.clear()
 
     def _seconds_to_wait(self, deadline: float | None) -> float:
-        """Until the next look at the cluster, at a worker that may hang, or at the deadline."""
+        """Seconds until the next check of cluster or worker, or until the deadline."""
         now = time.monotonic()
-        wakes = [now + LOOK_SECONDS, *map(self._patience, self._running)]
+        times = [now + LOOK_SECONDS, *map(self._patience, self._running)]
         if deadline is not None:
-            wakes.append(deadline)
-        return max(0.0, min(wakes) - now)
+            times.append(deadline)
+        return max(0.0, min(times) - now)
 
     def _patience(self, ref: Any) -> float:
-        """When, by ``time.monotonic``, a worker that has not answered counts as hanging.
+        """The time, by ``time.monotonic``, from which a worker without an answer counts as hanging.
 
         Its first pile may take longer: the worker loads code and data before it.
         """
@@ -198,9 +202,10 @@ class Workers:
             self._start_again(worker, TimeoutError(why))
 
     def _start_again(self, worker: Any, error: Exception) -> None:
-        """Start another worker for one that died or did not come at its start, a few times.
+        """Start another worker for one that died at its start or did not start in time.
 
-        Raises RuntimeError if no worker is left.
+        After FAILED_STARTS_ALLOWED in a row no more are started. Raises RuntimeError if no worker
+        is left.
         """
         log(WARNING, "a worker of Ray did not start: %s", error)
         self._failed_starts += 1
@@ -212,7 +217,7 @@ class Workers:
             raise RuntimeError(f"no worker of Ray could start: {reason_of(error)}") from error
 
     def _take(self, ref: Any, pace: Pace) -> Iterator[tuple[Pile, Outcome]]:
-        """Handle what Ray has for a reference: a worker that came, an answer, or a death."""
+        """Handle the object of a reference: an expected worker, an answer, or a worker's death."""
         import ray
 
         if ref in self._expected:
@@ -222,7 +227,7 @@ class Workers:
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
-            # an error of the worker itself: those of clients are part of its answer
+            # an error of the worker itself: errors of clients are part of its answer
             raise RuntimeError(f"a worker cannot run {self._job.client}: {error.cause}") from error
         except ray.exceptions.RayError as error:
             why = reason_of(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -234,7 +239,7 @@ class Workers:
             pickled, arrays, records, forgot = answer
             answers = checked_answers(unpack(pickled, arrays), pile)
             write_log(records)
-        except Exception as error:  # whatever a worker sends must not end the run
+        except Exception as error:  # a wrong answer of a worker must not end the run
             reason = f"a worker's answer to {len(pile)} clients cannot be read: {reason_of(error)}"
             log(WARNING, "%s: it is replaced", reason)
             self._replace(worker)
@@ -244,11 +249,11 @@ class Workers:
         self._has_answered.add(worker)
         if forgot:
             self._has_received.pop(worker)
-        pace.took(sum(task.work for task in pile), time.monotonic() - began)
+        pace.add(sum(task.work for task in pile), time.monotonic() - began)
         yield pile, answers
 
     def _take_worker(self, ref: Any) -> None:
-        """An expected worker is there, or died at its start."""
+        """Take an expected worker that is ready; replace it if it died at its start."""
         import ray
 
         worker, _ = self._expected.pop(ref)
@@ -267,9 +272,9 @@ class Workers:
     ) -> None:
         """Send a pile to a worker, with the steps of the server that the worker has not received.
 
-        until: when its clients must be done, by ``time.time``.
-        sent: arrays that are in Ray's object store already, with their references, by ``id``. The
-            arrays themselves are kept there, because the id of a freed array is used again.
+        until: the time, by ``time.time``, at which its clients must be done; None for none.
+        sent: arrays in Ray's object store, with their references, by ``id``. The arrays themselves
+            are kept here, because the id of a freed array is used again.
         """
         import ray
 
@@ -293,9 +298,9 @@ class Workers:
         self._allowed_seconds[answer] = sum(limits)
 
     def _send_data(self) -> None:
-        """Put code and data that workers cannot read themselves into Ray's object store.
+        """Put code and data into Ray's object store that workers cannot read themselves.
 
-        Workers on other machines that read the data themselves get its digest, to compare.
+        Workers on other machines that read the data themselves get the digest of the rows.
         """
         shipped = shipment(self._plan)
         if shipped is not None:
@@ -304,10 +309,11 @@ class Workers:
             self._job = replace(self._job, rows=self._directory.read_data_digest())
 
     def _expect(self, worker: Any) -> None:
+        """Note that a worker was started."""
         self._expected[worker.__ray_ready__.remote()] = worker, time.monotonic()
 
     def _grow(self) -> None:
-        """Start workers on machines that have joined the cluster, up to what the run can use."""
+        """Start workers on machines that have joined the cluster, if the run can use more."""
         if (
             not self._cluster.is_foreign
             or self._started >= self._most
@@ -321,6 +327,7 @@ class Workers:
             log(INFO, "the cluster has grown: %d more workers", more)
 
     def _replace(self, worker: Any) -> None:
+        """End a worker and start another one."""
         self._cluster.kill(worker)
         self._has_received.pop(worker, None)
         self._has_answered.discard(worker)
@@ -338,7 +345,7 @@ class Workers:
 
 
 def _workers_deadline(deadline: float | None) -> float | None:
-    """When clients must be done, so that the answer of their worker is here at the deadline.
+    """The time at which clients must be done, so that their answer arrives before the deadline.
 
     ``deadline`` is by ``time.monotonic``. The result is by ``time.time``, which other machines
     share.

@@ -1,3 +1,1 @@
-"""fedlsg inside of somebody's Flower app: a ClientApp and a Strategy for a workload of their
-own.
-"""
+"""fedlsg inside of a user's Flower app: a ClientApp and a Strategy for the app's own workload."""

@@ -1,6 +1,6 @@
-"""Whether a client runs the code of the app that was started, or that of another folder.
+"""A check that a client runs the code of the app that was started, not that of another folder.
 
-Flower's simulation hands the app's mods to its workers as they are, and each worker imports
+Flower's simulation gives the app's mods to its workers as objects, and each worker imports
 ``@app.train`` by the name of its module. A local SuperLink keeps the folder of its first app before
 all others. So an app of the same package name in another folder gets the ``@app.train`` of the
 first one.
@@ -16,14 +16,16 @@ from pathlib import Path
 from fedlsg.simulations.client.node.refusals import SettingsError
 
 BETWEEN = ("fedlsg.", "functools", "contextlib")
-"""Modules between a user's line and the one that looks for it."""
+"""Modules on the stack between a user's line and ``of_caller``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppCode:
-    """The module that made an app, its folder, and the digests of the Python files there by name.
+    """The code of an app.
 
-    Of a package all files count, of a single module its own.
+    module: the name of the module that made the app.
+    folder: of its package, or of the module if it is in no package.
+    files: SHA-256 of the Python files by name: all of a package, or the module's own.
     """
 
     module: str
@@ -32,7 +34,7 @@ class AppCode:
 
     @classmethod
     def of_caller(cls) -> "AppCode | None":
-        """That of the module that calls into fedlsg; None for a script or a notebook."""
+        """The code of the module that calls into fedlsg; None for a script or a notebook."""
         frame = sys._getframe(1)
         while (name := str(frame.f_globals.get("__name__"))).startswith(BETWEEN):
             if frame.f_back is None:
@@ -41,23 +43,22 @@ class AppCode:
         return _of_module(name)
 
     def check(self) -> None:
-        """Raise SettingsError where this process imported the module with other files than the app
-        that was started.
+        """Raise SettingsError if this process imported the module with other files than the app's.
 
         A file that only one of both has is no difference: Flower leaves some out of an app.
         """
         here = _of_module(self.module)
         if here is None or here.folder == self.folder:
             return
-        other = sorted(
+        different = sorted(
             name
             for name in here.files.keys() & self.files.keys()
             if here.files[name] != self.files[name]
         )
-        if other:
+        if different:
             raise SettingsError(
                 f"this client runs the code of another folder: {here.folder} has another "
-                f"{', '.join(other)} than the app that was started ({self.folder}). A local "
+                f"{', '.join(different)} than the app that was started ({self.folder}). A local "
                 "SuperLink keeps the folder of its first app: stop it (pgrep -u $(id -u) -af "
                 "flower-superlink; kill its number), then start this app again; or give the app a "
                 "package name of its own"
@@ -66,6 +67,7 @@ class AppCode:
 
 @cache  # of what this process imported, which stays
 def _of_module(name: str) -> AppCode | None:
+    """The code of an imported module; None for a script or a notebook."""
     module = sys.modules.get(name)
     if name == "__main__" or module is None or getattr(module, "__file__", None) is None:
         return None

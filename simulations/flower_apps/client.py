@@ -1,9 +1,8 @@
-"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update
-private.
+"""``fedlsg.flower.client_app``: a ClientApp that trains an app's own workload privately.
 
-Settings of a run are in its messages: an app's own run config keeps its own keys. The server adds
-one record to each of its messages. Clients read their settings from it, as those of fedlsg's own
-app read them from the run config. A deployed client compares them with its terms in the same way.
+Settings of a run are in its messages, since the app's run config is for the app's own keys. The
+server adds one record to each of its messages, from which clients read their settings. A deployed
+client compares them with its terms, as it does with a run config of fedlsg's own app.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,30 +34,29 @@ FIX = (
 
 
 def other_torch() -> str | None:
-    """A sentence where there is a second torch behind the one that is imported; None where there is
-    one.
+    """A warning if two versions of torch are installed; else None.
 
-    Flower puts the environment that it makes of an app's requirements before the one that Flower
-    runs in.
+    Flower puts the environment that it makes of an app's requirements before its own environment.
     """
-    found = list(dict.fromkeys(torch.version for torch in distributions(name="torch")))
-    if len(found) < 2:
+    versions = list(dict.fromkeys(torch.version for torch in distributions(name="torch")))
+    if len(versions) < 2:
         return None
-    first, second = found[:2]
     return (
-        f"the app's own requirements brought torch {first}, and torch {second} came with fedlsg: "
-        f"{FIX}"
+        f"the app's own requirements brought torch {versions[0]}, and torch {versions[1]} came "
+        f"with fedlsg: {FIX}"
     )
 
 
 @cache  # the torch of a process stays
 def note_other_torch() -> None:
-    """Log the sentence, once a process."""
-    if (said := other_torch()) is not None:
-        log(WARNING, "fedlsg: %s", said)
+    """Log the warning of ``other_torch``, once in a process."""
+    warning = other_torch()
+    if warning is not None:
+        log(WARNING, "fedlsg: %s", warning)
 
 
 RECORD = "fedlsg.settings"
+"""The record of a message with the settings."""
 
 
 def announcement(config: Mapping[str, Any]) -> ConfigRecord:
@@ -78,26 +76,26 @@ def announced(content: RecordDict) -> dict[str, Any]:
 
 
 class AnnouncingGrid(WrappedGrid):
-    """``inner``, with the settings in each message that is sent."""
+    """A grid that adds the settings (``record``) to each message and sends it by ``inner``."""
 
     def __init__(self, inner: Grid, record: ConfigRecord) -> None:
         super().__init__(inner)
         self.record = record
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return super().push_messages(self._announced(messages))
+        return super().push_messages(self._add_record(messages))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        return super().send_and_receive(self._announced(messages), timeout=timeout)
+        return super().send_and_receive(self._add_record(messages), timeout=timeout)
 
-    def _announced(self, messages: Iterable[Message]) -> list[Message]:
-        sent = list(messages)
-        for message in sent:
+    def _add_record(self, messages: Iterable[Message]) -> list[Message]:
+        with_record = list(messages)
+        for message in with_record:
             if message.has_content():
                 message.content[RECORD] = self.record
-        return sent
+        return with_record
 
 
 OWN_CODE = "own-code"
@@ -134,18 +132,18 @@ def client_app(
     def read(message: Message, context: Context) -> Settings:
         if workloads.own(name) is None:  # another process than the one that made the app
             _give_all(workload, methods)
-        given = announced(message.content)
-        digest = given.pop(OWN_CODE, "")
-        if given.get("workload") != name:
+        settings = announced(message.content)
+        digest = settings.pop(OWN_CODE, "")
+        if settings.get("workload") != name:
             raise SettingsError(
-                f"the server trains workload {given.get('workload')!r}, this app has {name!r}"
+                f"the server trains workload {settings.get('workload')!r}, this app has {name!r}"
             )
-        if "preset" in given:
+        if "preset" in settings:
             raise SettingsError(
                 "the server announces a preset and not its settings: it has another version of "
                 "fedlsg"
             )
-        method = str(given.get("method"))
+        method = str(settings.get("method"))
         if method != AUTO and method not in strategies.names() and method not in strategies.given():
             raise SettingsError(
                 f"this app knows no method {method!r}: give it as client_app(methods=[...])"
@@ -156,7 +154,7 @@ def client_app(
                 "version"
             )
         try:
-            return from_mapping(given)
+            return from_mapping(settings)
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
@@ -164,15 +162,14 @@ def client_app(
 
 
 def _give_all(workload: Any, methods: tuple[Callable[..., Any], ...]) -> str:
+    """Register methods and workload in this process; returns the workload's name."""
     for method in methods:
         strategies.give(method.__name__, method)
     return give(workload)
 
 
 def give(workload: Any) -> str:
-    """Let this process find the workload under its name, or that of the function that made it;
-    returns the name.
-    """
+    """Register the workload in this process, under its name or its function's; returns the name."""
     name = getattr(workload, "__name__", MODEL)
     made = make(workload, name if name.isidentifier() else MODEL)
     workloads.give(made.name, made)
@@ -181,6 +178,6 @@ def give(workload: Any) -> str:
 
 def code_digest(workload: str, method: str) -> str:
     """Digest of the code of a workload, and of a method that is not fedlsg's."""
-    found, build = workloads.own(workload), strategies.given().get(method)
-    parts = [found.digest if found is not None else "", "" if build is None else digest_of(build)]
-    return " ".join(part for part in parts if part)
+    own, build = workloads.own(workload), strategies.given().get(method)
+    digests = ["" if own is None else own.digest, "" if build is None else digest_of(build)]
+    return " ".join(filter(None, digests))

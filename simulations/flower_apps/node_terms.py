@@ -1,6 +1,4 @@
-"""What a node's owner sets for an app that trains by its own code, not by fedlsg's client.
-
-Here are the place of its ledger, and its limits.
+"""Ledger and limits of a node that trains by an app's own code, not by fedlsg's client.
 
     flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=8.0
                                     delta-max=1e-5 noise-multiplier-min=1.0"
@@ -40,15 +38,13 @@ def checked_limits(epsilon: float, delta: float, least_noise_multiplier: float) 
 
 
 def limits_on(context: Context, of_app: Limits) -> Limits:
-    """The limits of the app and those of the node config together. Raises TermsError for the
-    latter.
-    """
+    """The limits of the app and of the node config together. Raises TermsError for a bad config."""
     config = context.node_config
     refuse_misspelt(config)
     budgets = of_app.budgets  # every pair of budgets is a limit of its own: all of them hold
     if {"epsilon-max", "delta-max"} & set(config):
-        own = number_of(config, "epsilon-max", below=math.inf)
-        budgets += ((own, number_of(config, "delta-max", below=1.0)),)
+        epsilon_max = number_of(config, "epsilon-max", below=math.inf)
+        budgets += ((epsilon_max, number_of(config, "delta-max", below=1.0)),)
     least = max(of_app.least_noise_multiplier, least_noise(config))
     return Limits(budgets=budgets, least_noise_multiplier=least)
 
@@ -56,21 +52,23 @@ def limits_on(context: Context, of_app: Limits) -> Limits:
 def ledger_on(context: Context, folder: Path | None, caller: str) -> tuple[int, Path]:
     """This client's number and its ledger's file.
 
-    folder: what the app names; the node config comes first.
-    caller: what the user called, for the message.
-    Raises SettingsError if neither the app nor the node config names a folder for the ledger.
     Simulated clients have one for each run, since no person's data are behind them.
+
+    folder: of the app; ledger-dir of the node config takes precedence.
+    caller: the user's function, for the message.
+
+    Raises SettingsError if neither the app nor the node config names a folder for the ledger.
     """
-    given = context.node_config.get("ledger-dir")
-    if folder is None and given is None:
+    ledger_dir = context.node_config.get("ledger-dir")
+    if ledger_dir is not None:
+        folder = absolute(str(ledger_dir), "ledger-dir")
+    if folder is None:
         raise SettingsError(
             f"no ledger that lasts: give {caller}(ledger=FOLDER), or ledger-dir in the node "
             "config; a restart would forget what was spent"
         )
-    place = absolute(str(given), "ledger-dir") if given is not None else folder
-    assert place is not None
     client = int(context.node_config.get("partition-id", 0))
     if is_simulated(context):
-        place = place / f"run-{context.run_id}"
-    make_parents(place, private=True)
-    return client, place / f"client-{client}.jsonl"
+        folder = folder / f"run-{context.run_id}"
+    make_parents(folder, private=True)
+    return client, folder / f"client-{client}.jsonl"

@@ -1,5 +1,6 @@
-"""``fedlsg.flower.PrivateNode``: what may leave an app that trains with ``fedlsg.PrivateStep``; and
-``reply``, the one way out.
+"""``fedlsg.flower.PrivateNode`` and ``reply``, for apps that train with ``fedlsg.PrivateStep``.
+
+The node is a mod that lets only what ``reply`` made leave the client.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,8 +51,7 @@ from fedlsg.user_code.failure import without_exit
 
 
 class PrivateNode:
-    """A mod for a ClientApp whose ``@app.train`` trains with ``fedlsg.PrivateStep``: the node's
-    limits, and what may leave.
+    """A mod for a ClientApp that trains with ``fedlsg.PrivateStep``: limits, and what may leave.
 
         node = fedlsg.flower.PrivateNode(epsilon=8.0, delta=1e-5, least_noise_multiplier=1.0,
                                          ledger="/srv/ledgers")
@@ -95,16 +95,14 @@ class PrivateNode:
         self._code = AppCode.of_caller()
 
     def ledger(self, context: Context) -> Path:
-        """The file of this client's ledger, for ``PrivateStep(ledger=...)``; a new one says whose
-        it is.
-        """
+        """The file of this client's ledger, for ``PrivateStep(ledger=...)``."""
         client, path = self._place(context)
-        if not load(path, None)[1].heads:  # one of before says client 0, and goes on as that
+        if not load(path, None)[1].heads:  # new: write the header, with the client's number
             Ledger(path, client=client).begin()
         return path
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """As Flower calls a mod."""
+        """Handle a message, as Flower calls a mod."""
         try:
             with without_exit():
                 if asks_for_update(message):
@@ -122,6 +120,7 @@ class PrivateNode:
     def _private_reply(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
+        """The reply that ``@app.train`` made with ``reply``, within the limits of this node."""
         if self._code is not None:
             self._code.check()
         client, path = self._place(context)
@@ -141,19 +140,28 @@ class PrivateNode:
 
 
 class _Door:
-    """The way out of one call of ``@app.train``."""
+    """The way by which one call of ``@app.train`` gives its reply to the node.
+
+    client: its number.
+    ledger: the file of its ledger.
+    content: of the reply; None until ``reply`` is called.
+    """
 
     def __init__(self, client: int, ledger: Path) -> None:
-        self.client, self.ledger = client, ledger
+        self.client = client
+        self.ledger = ledger
         self.content: RecordDict | None = None
 
 
 _DOOR: ContextVar[_Door | None] = ContextVar("door", default=None)
+"""The door of the current call of ``@app.train``."""
 
 
 @contextmanager
 def _open(client: int, ledger: Path) -> Iterator[_Door]:
-    token = _DOOR.set(door := _Door(client, ledger))
+    """Have a door in the block."""
+    door = _Door(client, ledger)
+    token = _DOOR.set(door)
     try:
         yield door
     finally:
@@ -167,25 +175,24 @@ def reply(
     weighted_by_key: str = NUM_EXAMPLES,
     model: Callable[[], nn.Module] | None = None,
 ) -> Message:
-    """The reply of an ``@app.train`` that trained with ``fedlsg.PrivateStep``: what its steps made
-    of W_t, and epsilon.
+    """The reply of an ``@app.train`` that trained W_t with ``fedlsg.PrivateStep``, with epsilon.
 
         for _ in range(10):
             step.step(batches)
         return fedlsg.flower.reply(step, message)
 
-    The app's first mod is a ``PrivateNode``, which lets this reply leave as it is here: what is
-    added to it later stays on the node.
+    The app's first mod is a ``PrivateNode``, which lets this reply leave as it is here: additions
+    of later code stay on the node.
 
-    What private steps made is private by their ledger, so nothing is added: trained weights leave
-    as they are; or, where the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as
-    a payload of the update in the round's frame. What is not trained, buffers too, is returned as
-    it came: private inputs may have been written to it.
+    The result of private steps is private by their ledger, so no noise is added. Trained weights
+    leave as they are; or, if the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``,
+    as a payload of the update in the round's frame. Other tensors, buffers too, are returned as
+    they were received: private inputs may have been written to them.
     model: builds the app's model. Replies are weighed by the number of examples, or of persons
     (``groups``), which is public in a PrivateStep. A strategy of Flower alone averages the clients'
-    ``epsilon``; PrivateUpdates says the largest. Next to it are ``replies_without_noise``, the
+    ``epsilon``; PrivateUpdates reports the largest. Next to it are ``replies_without_noise``, the
     number of replies that no epsilon covers, and ``uplink_bytes_per_client`` and
-    ``downlink_bytes_per_client``, the weights as they travel.
+    ``downlink_bytes_per_client``, the bytes of the weights.
     Raises ValueError outside of a PrivateNode, for another ledger than the node's (the next round
     would not count this one), and for weights that are not those of the message's one ArrayRecord.
     """
@@ -208,9 +215,9 @@ def reply(
         WITHOUT_NOISE: len(book_of(door.client, door.ledger).entries),
         "steps": step.steps_taken,
     }
-    made = _reply(step, message, numbers, model)
-    door.content = deepcopy(made.content)
-    return made
+    answer_message = _reply(step, message, numbers, model)
+    door.content = deepcopy(answer_message.content)
+    return answer_message
 
 
 def _reply(
@@ -219,10 +226,11 @@ def _reply(
     numbers: Numbers,
     model: Callable[[], nn.Module] | None,
 ) -> Message:
+    """The reply: weights for a strategy of Flower, a payload for PrivateUpdates."""
     after = to_cpu(step.model.state_dict())
     if KEY not in message.content.config_records:
         trained = _trained(step, after, message)
-        # as it came: the same names and shapes
+        # the weights were received with the same names and shapes
         numbers |= {name: dense_bytes(trained) for name in (UPLINK_EACH, DOWNLINK_EACH)}
         content = RecordDict({"arrays": as_arrays(trained), "metrics": MetricRecord(numbers)})
         return Message(content, reply_to=message)
@@ -238,7 +246,7 @@ def _reply(
 
 
 def _trained(step: PrivateStep, after: State, message: Message) -> State:
-    """The state that came, with the trained parameters as they are now."""
+    """The received state with the trained parameters in place of the received ones."""
     records = list(message.content.array_records.values())
     before = records[0].to_torch_state_dict() if len(records) == 1 else {}
     if before.keys() != after.keys():

@@ -1,9 +1,8 @@
-"""``fedlsg.flower.private_update``: whole updates of anybody's ClientApp, private before they
-leave.
+"""``fedlsg.flower.private_update``: whole updates of any ClientApp, made private before they leave.
 
-The order that the privacy claim rests on: the client's ledger is charged and on disk, the app
-trains, its update is projected and masked, clipped as a whole, made noisy, packed, and only then
-does anything leave.
+The privacy claim rests on this order: the client's ledger is charged and on disk; the app trains;
+its update is projected and masked, clipped as a whole, made noisy and packed; only then does
+anything leave.
 """
 
 import math
@@ -61,12 +60,13 @@ from fedlsg.user_code.failure import without_exit
 from fedlsg.user_code.short_traceback import short_traceback
 
 NUM_EXAMPLES = "num-examples"
-"""The key by which Flower's strategies weigh replies, unless they are told another."""
+"""The key by which Flower's strategies weigh replies by default."""
 FAR_BELOW, FAR_ABOVE = 2.0, 1000.0
-"""How far below, and above, the clip norm an update is worth a word."""
+"""Factors below and above the clip norm from which the norm of an update is commented."""
 WARNED = "fedlsg.diverged"
-"""The record of a client's state that says that it was warned."""
+"""The record in a client's state after it was warned."""
 Numbers = dict[str, int | float | list[int] | list[float]]
+"""Public numbers of a reply by name."""
 
 
 @short_traceback
@@ -84,18 +84,18 @@ def private_update(
     least_noise_multiplier: float = 0.0,
     replies_without_noise: str = "",
 ) -> Mod:
-    """A mod that makes each update of a ClientApp private, small and accounted; the app's own code
-    stays.
+    """A mod that makes each update of a ClientApp private, small and accounted.
 
         private = fedlsg.flower.private_update(Net, epsilon=8.0, delta=1e-5, ledger="~/ledgers")
         app = ClientApp(mods=[private])
 
-    The unit is this client with all of its data: its whole update is projected on the round's
-    frame, clipped to the clip norm of the server's ``fedlsg.flower.PrivateUpdates``, and gets all
-    of the noise here, in secret. No server is trusted. trust="secure" accepts one that adds updates
-    up without seeing one: this client then adds its share of the noise, and at least ``colluders``
-    clients may read together. ``@app.train`` gets W_t as its one ArrayRecord and returns one of
-    these names, as Flower's templates do.
+    The app's own code stays. The unit is this client with all of its data: its whole update is
+    projected on the round's frame, clipped to the clip norm of the server's
+    ``fedlsg.flower.PrivateUpdates``, and gets all of the noise here, in secret. No server is
+    trusted. trust="secure" accepts one that adds updates up without seeing one: this client then
+    adds its share of the noise, and at least ``colluders`` clients may read together.
+    ``@app.train`` gets W_t as its one ArrayRecord and returns one of these names, as Flower's
+    templates do.
     model: builds the app's model, the same on both sides. epsilon, delta: what this client's data
     may spend, over all entries of its ledger. ledger: an absolute folder that lasts; a deployed
     node may have it as ``ledger-dir`` in its node config. Simulated clients have one file for each
@@ -131,7 +131,8 @@ def private_update(
             f"expected {weighted_by_key=!r} to be the key by which the strategy weighs replies, a "
             "text"
         )
-    kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
+    record_folder = folder_of(record, "record")
+    ledger_folder = folder_of(ledger, "ledger")
     code = AppCode.of_caller()
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -144,7 +145,7 @@ def private_update(
             return refusal(error, message, on_run_disk=False, reason=NO_REASON)
 
     def _book(context: Context) -> Ledger:
-        return book_of(*ledger_on(context, folder, "private_update"))
+        return book_of(*ledger_on(context, ledger_folder, "private_update"))
 
     def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if code is not None:
@@ -154,55 +155,60 @@ def private_update(
         if stage_of(message.content) not in (None, MASKED):
             return answer(message, answer_stage(message.content, terms, context), {})
         here = round_of(model, message.content, terms)
-        client, path = ledger_on(context, folder, "private_update")
-        book, allowed = Ledger(path, client=client), limits_on(context, limits)
+        client, path = ledger_on(context, ledger_folder, "private_update")
+        own_ledger, allowed = Ledger(path, client=client), limits_on(context, limits)
+        updates: list[Tensor] = []  # the clipped update; none if a stored answer is sent again
 
         def train(add: AddNoise) -> Tensor:
-            _charge(book, here, context, allowed, len(clients_of(message.content)))
+            _charge(own_ledger, here, context, allowed, len(clients_of(message.content)))
             values = _update_of(answer_of(call_next, for_app(message), context), here)
+            mechanism = here.method.mechanism
             clipped = clipped_update(
-                values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0
+                values, frame=here.frame, mechanism=mechanism, expected_batch=1.0
             )
-            # of float64, as the clip has it
-            clip_norm, norm = here.method.mechanism.clip_norm, float(values.double().norm())
-            advice = clip_advice(norm, clip_norm) if is_simulated(context) else ""
-            log(INFO, "norm of the update: %.3g, clip norm %g%s", norm, clip_norm, advice)
-            warning = divergence(norm, clip_norm)
-            if warning is not None and WARNED not in context.state:
-                context.state[WARNED] = ConfigRecord({"round": terms.round})
-                log(WARNING, "fedlsg: client %d, round %d: %s", client, terms.round, warning)
+            _log_norm(values, mechanism.clip_norm, context, client, terms.round)
             updates.append(clipped)
-            return add(clipped, here.method.mechanism, secret_stream())
+            return add(clipped, mechanism, secret_stream())
 
-        updates: list[Tensor] = []
         node = message.metadata.dst_node_id
         if terms.trust == "secure":
             payload = masked_update(message.content, here, context, train)
         else:
             payload = here.pack(train(add_noise).float(), node)
-        if kept is not None and updates and is_simulated(context):
+        if record_folder is not None and updates and is_simulated(context):
             sent = {} if terms.trust == "secure" else {"payload": here.unpack(payload, node)}
-            noise = find_codec(terms.codec).received_noise(here.method.mechanism.noise_std)
+            noise_std = find_codec(terms.codec).received_noise(here.method.mechanism.noise_std)
             save_whole(
-                kept,
+                record_folder,
                 terms.round,
                 f"client-{client:06d}",
                 update=updates[0],
-                noise_std=noise,
+                noise_std=noise_std,
                 **sent,
             )
-        spent = float(getattr(book.epsilon(delta), "upper", float("inf")))
-        others_sent = len(book_of(client, path).entries)
-        numbers: Numbers = {weighted_by_key: 1, "epsilon": spent, WITHOUT_NOISE: others_sent}
+        numbers: Numbers = {
+            weighted_by_key: 1,
+            "epsilon": float(getattr(own_ledger.epsilon(delta), "upper", float("inf"))),
+            WITHOUT_NOISE: len(book_of(client, path).entries),
+        }
         return answer(message, payload, numbers)
 
     return mod
 
 
+def _log_norm(values: Tensor, clip_norm: float, context: Context, client: int, round: int) -> None:
+    """Log the norm of an update; warn once for a client whose training diverges."""
+    norm = float(values.double().norm())  # in float64, as in the clip
+    advice = clip_advice(norm, clip_norm) if is_simulated(context) else ""
+    log(INFO, "norm of the update: %.3g, clip norm %g%s", norm, clip_norm, advice)
+    warning = divergence(norm, clip_norm)
+    if warning is not None and WARNED not in context.state:
+        context.state[WARNED] = ConfigRecord({"round": round})
+        log(WARNING, "fedlsg: client %d, round %d: %s", client, round, warning)
+
+
 def clip_advice(norm: float, clip_norm: float) -> str:
-    """What an update that is far from the clip norm says of it, in a simulation; noise is in
-    proportion to the clip norm.
-    """
+    """Advice for an update far below the clip norm, to which noise is proportional; else ""."""
     if not 0 < norm < clip_norm / FAR_BELOW:
         return ""
     return (
@@ -212,30 +218,26 @@ def clip_advice(norm: float, clip_norm: float) -> str:
 
 
 def divergence(norm: float, clip_norm: float) -> str | None:
-    """What an update says whose training diverged, and what leaves in its place; None for any
-    other.
-    """
+    """A warning for an update that is not finite, or far above the clip norm; else None."""
     if not math.isfinite(norm):
-        what = (
+        warning = (
             f"the app's training diverged: the norm of its update is {norm:g}. An update of zeros "
             "was sent in its place, with the usual noise: the round is charged, and this client "
             "adds nothing to the model but noise"
         )
     elif norm > FAR_ABOVE * clip_norm:
-        what = (
+        warning = (
             f"the norm of the update is {norm / clip_norm:.2g} times the clip norm: the app's "
             "training is about to diverge, or clip_norm is far too small. The update was sent "
             f"scaled to {clip_norm:g}, with the usual noise"
         )
     else:
         return None
-    return f"{what}. Take a smaller learning rate in @app.train (said once for each client)"
+    return f"{warning}. Take a smaller learning rate in @app.train (said once for each client)"
 
 
 def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTerms) -> Round:
-    """The round of a message. Raises SettingsError for a model, or a frame, that is not the
-    server's.
-    """
+    """The round of a message. Raises SettingsError for another model or frame than the server's."""
     records = [record for name, record in content.array_records.items() if name not in OURS]
     if len(records) != 1:
         raise SettingsError(f"expected one ArrayRecord, the weights, and got {len(records)}")
@@ -251,23 +253,27 @@ def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTe
     return here
 
 
-def _charge(book: Ledger, here: Round, context: Context, limits: Limits, clients: int) -> None:
-    """Charge one round, in a secure sum of ``clients``. Raises OverBudgetError; nothing is charged
-    then.
+def _charge(ledger: Ledger, here: Round, context: Context, limits: Limits, clients: int) -> None:
+    """Charge one round; ``clients``: of its secure sum, 0 without one.
+
+    Raises OverBudgetError or SettingsError; nothing is charged then.
     """
     mechanism, run = here.method.mechanism, str(context.run_id)
     if not mechanism.private:
         raise SettingsError(
             f"the server asks for mechanism {mechanism.kind!r}, which has no epsilon: refused"
         )
-    how: dict[str, Any] = {}
+    of_sum: dict[str, Any] = {}
     if here.terms.trust == "secure":
-        how = {"min_survivors": here.terms.min_survivors, "colluders": here.terms.colluders}
-        how |= {"log_ratio": here.release(clients).log_ratio}
+        of_sum = {
+            "min_survivors": here.terms.min_survivors,
+            "colluders": here.terms.colluders,
+            "log_ratio": here.release(clients).log_ratio,
+        }
     entry = Entry(
-        client=book.client,
+        client=ledger.client,
         round=here.terms.round,
-        attempt=book.next_attempt(here.terms.round, run),
+        attempt=ledger.next_attempt(here.terms.round, run),
         steps=1,
         sample_rate=1.0,
         noise_multiplier=mechanism.effective_noise_multiplier(len(here.frame.blocks)),
@@ -276,19 +282,17 @@ def _charge(book: Ledger, here: Round, context: Context, limits: Limits, clients
         mechanism=mechanism.kind,
         run=run,
         unit=CLIENT.name,
-        **how,
+        **of_sum,
     )
     with held_to(limits) as held:
         try:
-            book.charge(entry)
+            ledger.charge(entry)
         except BudgetError:
             raise OverBudgetError(str(held.refused)) from None
 
 
 def _update_of(answer: Message, here: Round) -> Tensor:
-    """The values of what the app replied. Raises for a reply that has none: its text may be
-    private, and stays here.
-    """
+    """The values of the app's update. Raises RuntimeError for a reply without an update."""
     if answer.has_error() or len(answer.content.array_records) != 1:
         raise RuntimeError("the app's @app.train gave no reply with one ArrayRecord")
     (after,) = answer.content.array_records.values()
@@ -301,9 +305,8 @@ def asks_for_update(message: Message) -> bool:
 
 
 def answer(message: Message, payload: bytes, numbers: Numbers) -> Message:
-    """A reply of a payload and public numbers."""
-    content: dict[str, Any] = {KEY: ConfigRecord({PAYLOAD: payload})}
-    return Message(
-        RecordDict(content | ({"metrics": MetricRecord(numbers)} if numbers else {})),
-        reply_to=message,
-    )
+    """A reply with a payload and public numbers."""
+    content = RecordDict({KEY: ConfigRecord({PAYLOAD: payload})})
+    if numbers:
+        content["metrics"] = MetricRecord(numbers)
+    return Message(content, reply_to=message)

@@ -1,5 +1,12 @@
-"""``fedlsg.flower.PrivateUpdates``: any Flower strategy over clients whose whole updates are
-private payloads.
+"""``fedlsg.flower.PrivateUpdates``: any Flower strategy, over private payloads of whole updates.
+
+Noise next to the updates of a run. Sigma is the noise multiplier, C the clip norm, T the number of
+rounds, K the number of clients, d the number of values. If all updates agree, their sum moves the
+model by T K C in one direction. The noise of the sum has a standard deviation of sigma C sqrt(T K)
+in each value (sigma C sqrt(T) in a secure sum, which has one noise for all clients).
+
+    pull   = T K C / (sigma C sqrt(T K)) = sqrt(T K) / sigma, or K sqrt(T) / sigma in a secure sum
+    length = sqrt(d) / pull: the norm of the noise in all values, over T K C
 """
 
 import math
@@ -48,30 +55,26 @@ from fedlsg.user_code.short_traceback import short_traceback
 
 Unit = Literal["client", "example"]
 SWAMPED = 20.0
-"""How far updates of norm C may move a weight, next to noise: at 17 an app of 94 % was measured at
-34 and 57 %.
-"""
+"""Pull below which noise hides the updates: at 17 an app of 94 % was measured at 34 and 57 %."""
 LONG = 5.0
-"""How long noise may be next to all updates of a run: 61,510 values were measured at 68 % with 20
-clients (7.4), 87 % with 50 (3.0) and 92 % with 100 (1.5).
-"""
+"""Length above which noise hides the updates: an app with 61,510 values was measured at 68 % with
+20 clients (7.4), 87 % with 50 (3.0) and 92 % with 100 (1.5)."""
 COMPARING = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
-"""Strategies that compare what clients sent with each other."""
+"""Strategies that compare the updates of clients with each other."""
 NOTHING = (
     "no round changed the weights, and Result.arrays is empty: the log of the first round says why "
     "clients refused"
 )
+"""The warning for a run without any update."""
 SPARE = 10
-"""One in so many clients may drop out of a secure sum, or read together with others, unless the
-user says.
-"""
+"""By default, one in so many clients may drop out of a secure sum, or read together with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings:
-    """What all rounds share, as ``PrivateUpdates`` has it. ``own``: the settings of the method.
+    """The settings that all rounds share, as arguments of ``PrivateUpdates``.
 
-    Raises ValueError for settings that do not fit.
+    ``own``: the settings of the method. Raises ValueError for settings that do not fit.
     """
 
     method: str
@@ -120,13 +123,11 @@ class UpdateSettings:
 
     @property
     def secure(self) -> bool:
-        """Whether the server learns the sum of the updates alone."""
+        """Whether the server learns only the sum of the updates."""
         return self.trust == "secure"
 
     def check_strategy(self, strategy: FlowerStrategy) -> None:
-        """Raise ValueError for a strategy that needs more than the updates' mean, where that is all
-        it gets.
-        """
+        """Raise ValueError for a strategy that needs single updates, if it gets only their mean."""
         if self.secure and isinstance(strategy, COMPARING):
             raise ValueError(
                 f"{type(strategy).__name__} compares the clients' updates, and trust='secure' "
@@ -134,7 +135,11 @@ class UpdateSettings:
             )
 
     def calibrated(self, rounds: int) -> float | None:
-        """The noise multiplier that spends epsilon in so many rounds; as given without epsilon."""
+        """The noise multiplier that spends epsilon in so many rounds; that of the user without it.
+
+        In a secure sum noise on a grid costs ``log_ratio`` more. Its bound depends on delta alone,
+        so any numbers of clients serve.
+        """
         if self.epsilon is None:
             return self.noise_multiplier
         sums = SumTerms(
@@ -183,9 +188,7 @@ class UpdateSettings:
         )
 
     def swamped(self, clients: int, rounds: int, noise: float | None, *, values: int) -> str | None:
-        """A sentence where noise is likely to hide updates of so many values: see ``SWAMPED`` and
-        ``LONG``.
-        """
+        """A warning if noise is likely to hide updates of so many values; else None (header)."""
         if self.unit == "example" or not noise:
             return None
         added = clients if self.secure else math.sqrt(clients)
@@ -196,15 +199,17 @@ class UpdateSettings:
         fixes = ["more clients" if self.secure else "trust='secure', or more clients"]
         if pull >= SWAMPED:
             fixes.append("a method that sends fewer values (method='lsg')")
+            reason = _length_words(length, values)
+        else:
+            reason = _pull_words(pull)
         return (
-            f"noise is likely to hide the updates of {clients} clients: "
-            f"{_against(pull) if pull < SWAMPED else _long(length, values)}. Give "
+            f"noise is likely to hide the updates of {clients} clients: {reason}. Give "
             f"{', '.join(fixes)}, a larger epsilon, or unit='example'"
         )
 
 
-def _against(pull: float) -> str:
-    """How far all updates of a run move a weight next to noise, in words."""
+def _pull_words(pull: float) -> str:
+    """The pull in words."""
     if pull < 1:
         return f"it moves a weight {1 / pull:.2g} times as far as all of them together can"
     return (
@@ -213,8 +218,8 @@ def _against(pull: float) -> str:
     )
 
 
-def _long(length: float, values: int) -> str:
-    """How long noise is in all values, next to the updates of a run."""
+def _length_words(length: float, values: int) -> str:
+    """The length in words."""
     return (
         f"over the rounds it moves the {values:,} values {length:.2g} times as far as all updates "
         f"at the clip norm would if they agreed, and apps lose much from about {LONG:g} times on"
@@ -222,8 +227,7 @@ def _long(length: float, values: int) -> str:
 
 
 class PrivateUpdates(FlowerStrategy):
-    """A wrapper: the strategy inside chooses nodes, weighs, averages and evaluates as it always
-    does.
+    """A wrapper of a strategy, which chooses nodes, weighs, averages and evaluates as before.
 
         strategy = fedlsg.flower.PrivateUpdates(
             FedAvg(fraction_train=0.5), Net, epsilon=8.0, method="lsg", rank=4
@@ -301,10 +305,15 @@ class PrivateUpdates(FlowerStrategy):
         self.settings.check_strategy(strategy)
         self._record = folder_of(record, "record")
         self._rounds: int | None = None
+        """The number of rounds; None before ``start``."""
         self._spent = 0.0
+        """The largest epsilon that a client has reported."""
         self._run = b""
+        """The name of the run in secure sums; empty before ``start``."""
         self._round: Round | None = None
+        """The current round; None before the first."""
         self._sum: SecureRound | None = None
+        """The secure sum of the current round; None without one."""
 
     @short_traceback
     @last_line()
@@ -318,8 +327,9 @@ class PrivateUpdates(FlowerStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As Flower's own. The noise multiplier for ``epsilon`` is found here, for
-        ``num_rounds``. Raises RuntimeError where no client has fedlsg's mod.
+        """As Flower's own ``start``. It computes the noise multiplier for ``num_rounds`` rounds.
+
+        Raises RuntimeError if no client has fedlsg's mod.
         """
         self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
         self.noise_multiplier = self.settings.calibrated(num_rounds)
@@ -333,8 +343,9 @@ class PrivateUpdates(FlowerStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the strategy inside, with the terms. Raises ValueError for weights of
-        another model.
+        """The messages of the strategy inside, with the terms of the round.
+
+        Raises ValueError for weights of another model.
         """
         settings, noise = self.settings, self.noise_multiplier
         if settings.unit == "client" and noise is None:
@@ -367,13 +378,13 @@ class PrivateUpdates(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside
-        aggregate it.
+        """Rebuild each client's weights, or the mean of a secure sum, for the strategy inside.
 
-        A reply that is no payload of this round is left out by name. Raises RuntimeError where no
+        A reply without a payload of this round is left out by name. Raises RuntimeError if no
         client has fedlsg's mod.
         """
-        here, replies = self._round, list(replies)
+        here = self._round
+        replies = list(replies)
         refuse_without_mod(replies)
         if here is None or not replies:
             return self.strategy.aggregate_train(server_round, replies)
@@ -399,14 +410,15 @@ class PrivateUpdates(FlowerStrategy):
         metrics["epsilon"] = self._spent
         metrics[WITHOUT_NOISE] = max(map(others_of, sent.values()))
         metrics["clients"] = len(payloads)
-        metrics["uplink_bytes"] = uplink = sum(map(len, payloads.values()))
+        uplink_bytes = sum(map(len, payloads.values()))
+        metrics["uplink_bytes"] = uplink_bytes
         metrics["downlink_bytes"] = dense_bytes(here.before) * len(payloads)
-        metrics[UPLINK_EACH] = uplink / len(payloads)
+        metrics[UPLINK_EACH] = uplink_bytes / len(payloads)
         metrics[DOWNLINK_EACH] = dense_bytes(here.before)
         return arrays, metrics
 
     def _updates(self, here: Round, payloads: dict[int, bytes]) -> dict[int, Tensor]:
-        """The updates by node; of a secure sum their mean, by one of its nodes."""
+        """The updates by node; of a secure sum their mean, under the first of its nodes."""
         if self._sum is not None:
             mean = self._sum.mean(payloads)
             if mean is None:
@@ -425,17 +437,13 @@ class PrivateUpdates(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy inside does. Clients refuse it, unless their owners allow replies without
-        noise.
-        """
+        """As the strategy inside. Clients refuse unless owners allow replies without noise."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy inside does, with epsilon and the number of replies that it does not
-        cover.
-        """
+        """As the strategy inside, with epsilon and the number of replies that it does not cover."""
         replies = list(replies)
         metrics = self.strategy.aggregate_evaluate(server_round, replies)
         without_noise = sum(not reply.has_error() for reply in replies)
@@ -457,17 +465,18 @@ class PrivateUpdates(FlowerStrategy):
 
 
 def spent_of(reply: Message) -> float:
-    """The epsilon that a client says it has spent; infinite if it says none."""
-    value = _said(reply, "epsilon")
+    """The epsilon that a client reports as spent; infinite if it reports none."""
+    value = _reported(reply, "epsilon")
     return float(value) if isinstance(value, int | float) else math.inf
 
 
 def others_of(reply: Message) -> int:
-    """How many replies without noise a client says it has sent; 0 if it says nothing."""
-    value = _said(reply, WITHOUT_NOISE)
+    """The number of replies without noise that a client reports; 0 if it reports none."""
+    value = _reported(reply, WITHOUT_NOISE)
     return value if isinstance(value, int) else 0
 
 
-def _said(reply: Message, name: str) -> object:
+def _reported(reply: Message, name: str) -> object:
+    """A number in a reply; None without it."""
     numbers = next(iter(reply.content.metric_records.values()), None)
     return None if numbers is None else numbers.get(name)

@@ -1,9 +1,8 @@
-"""What the ``PrivateStep`` of an app gives away, kept for ``fedlsg attack``: a folder a client, in
-a run's form.
+"""Records of an app's ``PrivateStep`` for ``fedlsg attack``: a folder for each client, as a run.
 
-Each step is a round of that run: its frame, the weights it began with, its payload, a copy of its
-ledger entry, and apart, SECRET, the rows behind it. The adversary of such a record sees every step.
-A server sees less: what the steps of a round made together.
+Each step is a round of that run: its frame, the weights before it, its payload, a copy of its
+ledger entry, and, in a SECRET folder of their own, its rows. The adversary of such a record sees
+every step. A server sees less: the result of all steps of a round together.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,26 +41,25 @@ OF_ALL = (
     "classifier-clip-weight",
     "sample-rate",
 )
-"""What the steps of a folder have in common: an attack reads it from its settings. Frames, charges
-are of each.
+"""Settings that all steps of a folder must share: an attack reads them once. Each step has its own
+frame and charge.
 """
 
 
 def record(
     step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0
 ) -> None:
-    """Keep what each step of ``step`` releases in ``folder``, which ``fedlsg attack FOLDER`` reads;
-    for simulations.
+    """Record each release of ``step`` in ``folder``, for ``fedlsg attack FOLDER``; in simulations.
 
         record(step, f"records/client-{k}", workload="my_app/task.py:workload", client=k)
 
     workload: describes the app's model, data and loss, as ``fedlsg.simulate`` takes it;
     ``FILE.py:NAME`` for an attack in another process. Its ``partition`` is the app's: the rows of
-    client k are its k-th list, in the order of the data that ``step`` was given. A folder goes on
-    where it ended: each round of the app has a new ``PrivateStep``. Its epsilon has pruning, which
-    is no step of it.
-    Guarantee: training, noise and ledger are as without it. ``updates-truth`` in the folder names
-    private rows: it is for the owner only, and no epsilon covers it.
+    client k are its k-th list, in the order of the data that ``step`` was given. A folder is
+    continued: each round of the app has a new ``PrivateStep``. Its epsilon includes pruning, which
+    is not recorded as a step.
+    Guarantee: training, noise and ledger are as without a record. ``updates-truth`` in the folder
+    names private rows: it is for the owner only, and no epsilon covers it.
     Raises ValueError for a workload that is not the step's, a method with probes or of the user's
     own, and a folder of steps of another method, clip norm or sample rate.
     """
@@ -70,12 +68,11 @@ def record(
             "a record is read by attacks on batches of examples, and this step has groups: leave "
             "one of them out"
         )
-    settings = {name: value for name, value in step.given.items() if value is not None}
-    kept = Recording(
+    recording = Recording(
         folder,
         client,
         {
-            **settings,
+            **{name: value for name, value in step.given.items() if value is not None},
             "method": step.method.name,
             "workload": workload_name(workload),
             "sample_rate": step.sample_rate,
@@ -85,24 +82,29 @@ def record(
             "noise_multiplier": step.noise_multiplier or None,
         },
     )
-    kept.check(step.model, step.num_examples)
+    recording.check(step.model, step.num_examples)
 
     def note(plan: RoundPlan, rows: Positions, values: Tensor) -> None:
         charge = plan.charge(step.num_examples)
         if plan.phase is Phase.PRUNING:
-            kept.charge(plan.round, charge)
+            recording.charge(plan.round, charge)
         else:
-            kept.keep(plan.frame, values, step.model, rows, charge, plan.noise_std)
+            recording.keep(plan.frame, values, step.model, rows, charge, plan.noise_std)
 
     step.watch(note)
 
 
 class Recording:
-    """The folder of one client; see ``record``. ``settings``: raw ones of the run that it has the
-    form of.
+    """The folder of one client, see ``record``.
+
+    base: the run whose form the folder has.
+    client: its number.
+    rows: of the client in the workload's partition.
+    run: the folder.
     """
 
     def __init__(self, folder: str | Path, client: int, settings: Mapping[str, Any]) -> None:
+        """Make or continue a folder; ``settings``: of the run by name, before they are resolved."""
         permit_code(settings)
         given = {name: value for name, value in settings.items() if value is not None}
         self.base = prepare(
@@ -110,8 +112,8 @@ class Recording:
         )
         if self.base.method.carrier.source is not None:
             raise ValueError(
-                f"method {self.base.method.name!r} has carriers of probes, whose source an app has "
-                "not told"
+                f"method {self.base.method.name!r} has carriers of probes, whose source is unknown "
+                "here: choose a method without probes"
             )
         if not 0 <= client < len(self.base.parts):
             raise ValueError(
@@ -128,6 +130,7 @@ class Recording:
             keep_code(self.run.path, as_config(self.base.settings), self.base.own_code)
 
     def _check_same(self) -> None:
+        """Raise ValueError if the folder has steps with other settings."""
         before, now = as_config(self.run.read_config()), as_config(self.base.settings)
         for name in OF_ALL:
             if before.get(name) != now.get(name):
@@ -139,15 +142,13 @@ class Recording:
 
     def check(self, model: nn.Module, num_examples: int) -> None:
         """Raise ValueError for a model, or a number of rows, that are not the workload's."""
-        wanted, found = (
-            {name: tuple(p.shape) for name, p in trainable(one).items()}
-            for one in (self.base.initial.model(), model)
-        )
-        if wanted != found:
-            odd = sorted(set(wanted.items()) ^ set(found.items()))[0]
+        expected = _shapes(self.base.initial.model())
+        trained = _shapes(model)
+        if expected != trained:
+            name, shape = min(set(expected.items()) ^ set(trained.items()))
             raise ValueError(
-                f"the workload builds another model than the app trains: {odd[0]} {list(odd[1])} "
-                "is only in one"
+                f"the workload builds another model than the app trains: {name} {list(shape)} is "
+                "only in one"
             )
         if num_examples != len(self.rows):
             raise ValueError(
@@ -157,10 +158,9 @@ class Recording:
 
     def charge(self, round: int, charge: Mapping[str, Any]) -> None:
         """Copy a ledger entry."""
-        book = Ledger(self.run.ledger(self.client), client=self.client)
-        book.charge(
-            Entry(client=self.client, round=round, attempt=book.next_attempt(round), **charge)
-        )
+        ledger = Ledger(self.run.ledger(self.client), client=self.client)
+        attempt = ledger.next_attempt(round)
+        ledger.charge(Entry(client=self.client, round=round, attempt=attempt, **charge))
 
     def keep(
         self,
@@ -172,7 +172,8 @@ class Recording:
         noise_std: float,
     ) -> None:
         """Keep the next release: the payload last, so that an interrupted one is ignored."""
-        round, wire = max(payload_files(self.run.path), default=0) + 1, frame.wire
+        round = max(payload_files(self.run.path), default=0) + 1
+        wire = frame.wire
         sent = encode(values, frame)
         self.charge(round, charge)
         self.run.save_truth(round, self.client, self.rows[rows])
@@ -199,3 +200,7 @@ class Recording:
             sent, wire.indices, size=wire.size, round=round, digest=frame.digest, blocks=wire.blocks
         )
         self.run.save_update(round, self.client, payload)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(W.shape) for name, W in trainable(model).items()}

@@ -1,9 +1,8 @@
-"""Whole updates in a secure sum, inside of somebody's Flower app: the client's stages, and the
-server's round.
+"""Whole updates in a secure sum of a user's Flower app: the client's stages, the server's round.
 
-A client adds its share of the noise on a grid, and masks it (``fedlsg.secure_sum``): the server
-learns the sum alone. A client's number in the protocol follows from its node id, which both sides
-know from Flower and not from a message.
+A client adds its share of the noise on a grid and masks the result (``fedlsg.secure_sum``): the
+server learns only the sum. A client's number in the protocol follows from its node id, which both
+sides know from Flower and not from a message.
 """
 
 import hashlib
@@ -43,18 +42,16 @@ def number_of(node: int) -> int:
 
 
 def answer_stage(content: RecordDict, terms: RoundTerms, context: Context) -> bytes:
-    """The answer to a stage without values. Raises SecureSumRefusedError for what the protocol
-    forbids.
-    """
-    stage, me = stage_in(content), number_of(context.node_id)
-    return answer(stage, lambda: _attempt(stage, terms), me, context.state, secret_root)
+    """The answer to a stage without values. Raises SecureSumRefusedError for a forbidden stage."""
+    stage = stage_in(content)
+    number = number_of(context.node_id)
+    return answer(stage, lambda: _attempt(stage, terms), number, context.state, secret_root)
 
 
 def masked_update(content: RecordDict, here: Round, context: Context, train: Train) -> bytes:
-    """The masked values of a round; ``train`` charges the ledger and gives the integers that the
-    noise leaves.
+    """The masked values of a round; ``train`` charges the ledger and returns noisy integers.
 
-    An attempt that was answered gets that answer, and nothing is charged. Raises
+    An attempt that was answered gets the same answer, and nothing is charged. Raises
     SecureSumRefusedError before a charge.
     """
     stage, terms = stage_in(content), here.terms
@@ -71,14 +68,13 @@ def masked_update(content: RecordDict, here: Round, context: Context, train: Tra
 
 
 def _attempt(stage: Stage, terms: RoundTerms) -> Attempt:
-    """The attempt, whose keys depend on the terms of all rounds: clients with others cannot be in
-    one sum.
+    """The attempt. Its keys depend on the terms of all rounds: only equal terms give a sum.
 
-    The noise of a sum comes from all of its clients. One that was told a smaller clip, or less
+    The noise of a sum comes from all of its clients. A client that was told a smaller clip, or less
     noise, would add less than the ledgers of the others count on.
     """
-    agreed = json.dumps(asdict(replace(terms, round=0, digest="")), sort_keys=True)
-    stage = replace(stage, run=hashlib.sha256(stage.run + agreed.encode()).digest())
+    common_terms = json.dumps(asdict(replace(terms, round=0, digest="")), sort_keys=True)
+    stage = replace(stage, run=hashlib.sha256(stage.run + common_terms.encode()).digest())
     try:
         return stage.terms(terms.sums(len(stage.clients)))
     except ValueError as error:
@@ -86,26 +82,23 @@ def _attempt(stage: Stage, terms: RoundTerms) -> Attempt:
 
 
 class SecureRound:
-    """The server's side of one attempt, in the order of its methods. ``run``: 32 bytes, new for
-    each start.
-    """
+    """The server's side of one attempt; its methods are called in their order."""
 
     def __init__(self, grid: Grid, here: Round, run: bytes, messages: Iterable[Message]) -> None:
+        """A secure sum of the clients that get these messages.
+
+        run: 32 random bytes of the run.
+        """
         self._grid, self._here = grid, here
         self._messages: dict[int, Message] = {}
+        """Messages of training by the client's number."""
         for message in messages:
-            if (
-                self._messages.setdefault(
-                    number := number_of(message.metadata.dst_node_id), message
-                )
-                is not message
-            ):
-                log(
-                    WARNING,
-                    "node %s is left out: its number %d is another's",
-                    message.metadata.dst_node_id,
-                    number,
-                )
+            node = message.metadata.dst_node_id
+            number = number_of(node)
+            if number in self._messages:
+                log(WARNING, "node %s is left out: its number %d is another's", node, number)
+            else:
+                self._messages[number] = message
         self._nodes = {number: m.metadata.dst_node_id for number, m in self._messages.items()}
         release = here.release(len(self._messages))
         self._stage = Stage(
@@ -122,61 +115,61 @@ class SecureRound:
         self._server = Server(_attempt(self._stage, here.terms))
 
     def begin(self) -> list[Message]:
-        """Keys and shares; then the messages of training for the clients that are still there."""
-        sent = open_sum(self._server, self._ask, self._nodes)
-        if isinstance(sent, GivenUp):
-            self._explain(sent)
+        """Exchange keys and shares; returns the messages of training for the remaining clients."""
+        deliveries = open_sum(self._server, self._ask, self._nodes)
+        if isinstance(deliveries, GivenUp):
+            self._explain(deliveries)
             return []
-        for number, delivery in sent.items():
-            write_stage(
-                self._messages[number].content, replace(self._stage, name=MASKED, message=delivery)
-            )
-        return [self._messages[number] for number in sent]
+        for number, delivery in deliveries.items():
+            stage = replace(self._stage, name=MASKED, message=delivery)
+            write_stage(self._messages[number].content, stage)
+        return [self._messages[number] for number in deliveries]
 
     def mean(self, values: dict[int, bytes]) -> Float64[Tensor, " kept"] | None:
-        """The mean of the survivors' updates, with its noise; None where the round is given up.
+        """The noisy mean of the survivors' updates; None if the round is given up.
 
-        ``values``: masked ones, by node.
+        ``values``: masked values, by node.
         """
-        sent = {number_of(node): message for node, message in values.items()}
-        found = close_sum(self._server, self._ask, sent)
-        self._explain(found)
-        if isinstance(found, GivenUp):
+        masked_values = {number_of(node): message for node, message in values.items()}
+        outcome = close_sum(self._server, self._ask, masked_values)
+        self._explain(outcome)
+        if isinstance(outcome, GivenUp):
             return None
-        words = torch.from_numpy(found.values.astype("int64"))
-        total = self._release.decode(
-            words, seed=self._here.terms.seed, round=self._here.terms.round
-        )
-        self._survivors = len(found.survivors)
+        integers = torch.from_numpy(outcome.values.astype("int64"))
+        terms = self._here.terms
+        total = self._release.decode(integers, seed=terms.seed, round=terms.round)
+        self._survivors = len(outcome.survivors)
         return total / self._survivors
 
     def keep(self, folder: Path, mean: Tensor) -> None:
-        """Record the sum that ``mean`` is of."""
-        noise, count = self._release.noise_std(self._survivors), self._survivors
+        """Record the sum of the survivors, whose ``mean`` was returned before."""
         save_whole(
             folder,
             self._here.terms.round,
             "sum",
-            total=mean * count,
-            noise_std=noise,
-            clients=float(count),
+            total=mean * self._survivors,
+            noise_std=self._release.noise_std(self._survivors),
+            clients=float(self._survivors),
         )
 
     def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        asked = []
+        """Send a stage with a message for each client; returns their answers, by number."""
+        requests = []
         for number, text in messages.items():
             content = RecordDict({KEY: self._here.terms.record()})
             write_stage(content, replace(self._stage, name=name, message=text))
-            asked.append(Message(content, self._nodes[number], MessageType.TRAIN))
-        replies = list(self._grid.send_and_receive(asked))
+            requests.append(Message(content, self._nodes[number], MessageType.TRAIN))
+        replies = list(self._grid.send_and_receive(requests))
         refuse_without_mod(replies)
-        return {
-            number_of(r.metadata.src_node_id): p
-            for r in replies
-            if (p := payload_of(r)) is not None
-        }
+        answers = {}
+        for reply in replies:
+            payload = payload_of(reply)
+            if payload is not None:
+                answers[number_of(reply.metadata.src_node_id)] = payload
+        return answers
 
     def _explain(self, outcome: object) -> None:
+        """Log the clients that were left out, and a round that was given up."""
         for number, why in self._server.refused.items():
             log(WARNING, "node %s is left out of the secure sum: %s", self._nodes.get(number), why)
         if isinstance(outcome, GivenUp):
@@ -186,17 +179,17 @@ class SecureRound:
 def refuse_without_mod(replies: Iterable[Message]) -> None:
     """Raise RuntimeError if no reply of a round comes from a client with fedlsg's mod.
 
-    With it a client replies with a payload, or with an error of fedlsg: exceptions of the app stay
-    inside.
+    With the mod a client replies with a payload, or with an error of fedlsg: the app's exceptions
+    do not leave it.
     """
     replies = list(replies)
     if not replies or not all(_lacks_mod(reply) for reply in replies):
         return
-    left = ""
+    unused = ""
     if not all(reply.has_error() for reply in replies):
-        left = "; what they sent had no noise and was not used"
+        unused = "; what they sent had no noise and was not used"
     raise RuntimeError(
-        f"no client has fedlsg's mod{left}. client_app.py needs "
+        f"no client has fedlsg's mod{unused}. client_app.py needs "
         "app = ClientApp(mods=[fedlsg.flower.private_update(...)]), or, for unit='example', "
         "ClientApp(mods=[fedlsg.flower.PrivateNode(...)]) and fedlsg.flower.reply(step, msg, "
         "model=...); the mod comes first in mods"
@@ -204,13 +197,14 @@ def refuse_without_mod(replies: Iterable[Message]) -> None:
 
 
 def _lacks_mod(reply: Message) -> bool:
+    """Whether a reply is not one of fedlsg's mod."""
     if reply.has_error():
         return reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     return KEY not in reply.content.config_records
 
 
 def payload_of(reply: Message) -> bytes | None:
-    """The payload of a reply; None, with a line in the log, of an error or of anything else."""
+    """The payload of a reply; None, with a line in the log, if it has none."""
     record = None if reply.has_error() else reply.content.config_records.get(KEY)
     payload = None if record is None else record.get(PAYLOAD)
     if isinstance(payload, bytes):
@@ -221,5 +215,5 @@ def payload_of(reply: Message) -> bytes | None:
 
 
 def new_run() -> bytes:
-    """A name that no other run has."""
+    """A random name of a run, which no other run has."""
     return secrets.token_bytes(32)

@@ -1,8 +1,6 @@
-"""``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own,
-privately.
+"""``fedlsg.flower.Strategy``: the server of a Flower app that trains its own workload privately.
 
-What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to
-say in its place.
+Arguments of ``FedAvg`` are translated, or refused with the setting to use instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,30 +45,29 @@ from fedlsg.user_code.short_traceback import short_traceback
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without FedAvg's arguments, which are translated.
+    """The settings with FedAvg's arguments translated.
 
-    ``min_available_nodes`` is ``clients`` where that is not given; ``fraction_train`` of
-    ``clients`` is ``clients_per_round``. Those without a counterpart are left for
+    ``min_available_nodes`` becomes ``clients``, and ``fraction_train`` of ``clients`` becomes
+    ``clients_per_round``, unless these are given. Arguments without a counterpart are left for
     ``check_arguments``, which refuses them.
     """
-    found = dict(settings)
-    if found.get("fraction_evaluate") == 0.0:
-        del found["fraction_evaluate"]
-    if (
-        least := found.pop("min_available_nodes", found.pop("min_available_clients", None))
-    ) is not None:
-        found.setdefault("clients", least)
-    share = found.pop("fraction_train", found.pop("fraction_fit", None))
+    ours = dict(settings)
+    if ours.get("fraction_evaluate") == 0.0:
+        del ours["fraction_evaluate"]
+    clients = ours.pop("min_available_nodes", ours.pop("min_available_clients", None))
+    if clients is not None:
+        ours.setdefault("clients", clients)
+    share = ours.pop("fraction_train", ours.pop("fraction_fit", None))
     if share is not None and share != 1.0:
         if not 0 < share < 1:
             raise ValueError(f"expected 0 < fraction_train={share!r} <= 1")
-        if found.get("clients") is None:
+        if ours.get("clients") is None:
             raise ValueError(
                 f"fraction_train={share} of how many clients? Give clients= as well, or "
                 "clients_per_round= in its place"
             )
-        found.setdefault("clients_per_round", max(1, int(share * found["clients"])))
-    return found
+        ours.setdefault("clients_per_round", max(1, int(share * ours["clients"])))
+    return ours
 
 
 def check_configs(
@@ -78,7 +75,7 @@ def check_configs(
     train_config: ConfigRecord | None,
     evaluate_config: ConfigRecord | None,
 ) -> None:
-    """Raise ValueError for what ``start`` of another strategy takes and this one has elsewhere."""
+    """Raise ValueError for arguments of ``start`` that fedlsg has in another place."""
     if initial_arrays is not None:
         raise ValueError(
             "initial_arrays: the initial weights are those of the workload's model, which server "
@@ -87,12 +84,12 @@ def check_configs(
         )
     if train_config:
         known = all_settings()
-        named = {
-            key: f"{key} as {' or '.join(said)}"
-            for key in train_config
-            if (said := our_names(key, known))
-        }
-        example = ", ".join(named.values()) or "the learning rate as learning_rate"
+        examples = []
+        for key in train_config:
+            names = our_names(key, known)
+            if names:
+                examples.append(f"{key} as {' or '.join(names)}")
+        example = ", ".join(examples) or "the learning rate as learning_rate"
         raise ValueError(
             f"train_config has {', '.join(train_config)}: settings of training are arguments of "
             f"Strategy, {example}; no key is read by clients"
@@ -104,11 +101,11 @@ def check_configs(
 
 
 SCORES = ("accuracy", "loss")
+"""Numbers of a row that are scores, next to the workload's own metrics."""
 
 
 class Strategy(FlowerStrategy):
-    """Private, sparse, low-rank training in somebody's ServerApp: a
-    ``flwr.serverapp.strategy.Strategy``.
+    """Private, sparse, low-rank training as a strategy of Flower, for a user's ServerApp.
 
         strategy = fedlsg.flower.Strategy(workload, method="lsg", epsilon=8.0)
         result = strategy.start(grid, num_rounds=10)
@@ -125,8 +122,7 @@ class Strategy(FlowerStrategy):
         ``FedAvg`` work where they mean the same here (``fraction_train``, ``min_available_nodes``);
         for the others the error says which setting takes their place.
     A subclass may extend ``configure_train``, ``aggregate_train`` and the like: they are called in
-    every round, between ``start`` and its end. A wrapper that calls them without ``start`` has no
-    run, and is told so.
+    every round of ``start``. A wrapper that calls them without ``start`` gets a RuntimeError.
     Raises ValueError for a bad setting, with the fix.
     """
 
@@ -157,14 +153,15 @@ class Strategy(FlowerStrategy):
             strategies.give(name, method)
         if name != AUTO:
             strategies.check_name(name)
-        own = translated(settings)
+        ours = translated(settings)
         if not is_reference(name):
-            check_arguments(own, ("workload", "method", "out", "callbacks"))
-        given = {**own, "workload": give(workload), "method": name}
+            check_arguments(ours, ("workload", "method", "out", "callbacks"))
+        workload_name = give(workload)
         permit_code({**settings, "method": name})
-        self.settings: Settings = resolve(given)
+        self.settings: Settings = resolve({**ours, "workload": workload_name, "method": name})
         self.run: Run | None = None
         self._inner: FedLSG | None = None
+        """The strategy of the current run; None outside of ``start``."""
 
     @short_traceback
     @last_line()
@@ -178,8 +175,7 @@ class Strategy(FlowerStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds on a Flower grid; the result has the trained weights and what was measured
-        in each round.
+        """Run all rounds on a Flower grid; returns the trained weights and the scores of rounds.
 
         ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by
         round, those before the first under 0, and what ``evaluate_fn(round, arrays)`` returns,
@@ -200,7 +196,8 @@ class Strategy(FlowerStrategy):
         settings = settings if num_rounds is None else replace(settings, rounds=num_rounds)
         if self.out is not None:
             settings = replace(settings, run_dir=str(create(self.out, settings).path))
-        said = {**not_default(settings), OWN_CODE: code_digest(settings.workload, settings.method)}
+        digest = code_digest(settings.workload, settings.method)
+        record = announcement({**not_default(settings), OWN_CODE: digest})
         rows: list[Row] = []
         results: list[Result] = []
 
@@ -228,7 +225,7 @@ class Strategy(FlowerStrategy):
                 settings,
                 on_round=rows.append,
                 callbacks=self.callbacks,
-                announce=lambda inner: AnnouncingGrid(inner, announcement(said)),
+                announce=lambda inner: AnnouncingGrid(inner, record),
                 start=rounds,
             )
         finally:
@@ -237,18 +234,22 @@ class Strategy(FlowerStrategy):
         return self._result(results, rows)
 
     def _result(self, results: list[Result], rows: list[Row]) -> Result:
-        """What Flower collected, under the run's own numbers of rounds: a run may continue, or end
-        early.
-        """
+        """Flower's result with the run's numbers of rounds: in a resumed run Flower begins at 1."""
         assert self.run is not None
-        found, before = results[0] if results else Result(), rows[0].round - 1 if rows else 0
-        own = found.evaluate_metrics_serverapp
-        found.evaluate_metrics_serverapp = {round + before: record for round, record in own.items()}
-        found.train_metrics_clientapp = {row.round: MetricRecord(dict(row.numbers)) for row in rows}
+        result = results[0] if results else Result()
+        rounds_before = rows[0].round - 1 if rows else 0
+        evaluated = {
+            round + rounds_before: record
+            for round, record in result.evaluate_metrics_serverapp.items()
+        }
         for row in rows:
-            found.evaluate_metrics_serverapp.setdefault(row.round, MetricRecord(scores_of(row)))
-        found.arrays = ArrayRecord(self.run.model.state_dict())
-        return found
+            evaluated.setdefault(row.round, MetricRecord(scores_of(row)))
+        result.evaluate_metrics_serverapp = evaluated
+        result.train_metrics_clientapp = {
+            row.round: MetricRecord(dict(row.numbers)) for row in rows
+        }
+        result.arrays = ArrayRecord(self.run.model.state_dict())
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -259,21 +260,19 @@ class Strategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the payloads, update the model; the weights as one flat array, and the numbers of
-        the round.
-        """
+        """Check the payloads and update the model; returns flat weights and the round's numbers."""
         return self._rounds.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: the server evaluates, on the workload's public test rows."""
+        """No messages: the server evaluates, on the workload's public test rows."""
         return self._rounds.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """None, see ``configure_evaluate``."""
+        """No metrics, see ``configure_evaluate``."""
         return self._rounds.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
@@ -282,6 +281,7 @@ class Strategy(FlowerStrategy):
 
     @property
     def _rounds(self) -> FedLSG:
+        """The strategy of the current run."""
         if self._inner is None:
             raise RuntimeError(
                 "fedlsg.flower.Strategy plans and records a run in its own start(grid, "
@@ -291,14 +291,12 @@ class Strategy(FlowerStrategy):
         return self._inner
 
 
-def as_metrics(made: object) -> dict[str, Any]:
-    """What ``evaluate_fn`` returned. Raises ValueError for anything but metrics by name, or
-    None.
-    """
-    if made is None or isinstance(made, MetricRecord | dict):
-        return dict(made or {})
+def as_metrics(returned: object) -> dict[str, Any]:
+    """The metrics that ``evaluate_fn`` returned. Raises ValueError for another type."""
+    if returned is None or isinstance(returned, MetricRecord | dict):
+        return dict(returned or {})
     raise ValueError(
-        f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(made).__name__}"
+        f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(returned).__name__}"
     )
 
 
@@ -308,13 +306,12 @@ def scores_of(row: Row) -> dict[str, Any]:
 
 
 def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
-    """The settings that differ from their defaults: what clients need to be told; and the method in
-    any case.
+    """The settings for clients: those that differ from their defaults, and the method.
 
-    Callbacks are the server's alone: their files and parameters are told to nobody.
+    Callbacks are left out: only the server needs their files and parameters.
     """
     defaults = {
-        name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"
+        name.replace("_", "-"): setting.default for name, setting in RUN.items() if name != "method"
     }
     return {
         name: value

@@ -1,7 +1,6 @@
-"""How a whole update of a model travels: projected on a round's frame, masked, packed; and rebuilt
-by the server.
+"""A whole update of a model in a payload: projected on a round's frame, masked, packed, rebuilt.
 
-Symbols: W_t the weights that a client got, W those that it came to, U = W - W_t its update.
+Symbols: W_t the weights that a client received, W its weights after training, U = W - W_t.
     values   the frame's coordinates of U (``Frame.project``): dL = U R^T, dR = L^T U where carried,
              else U
     rebuilt  W_t plus Eq. 3 of the values (``Frame.gradients``)
@@ -49,13 +48,14 @@ from fedlsg.strategies.protocol.wire import stage_of
 KEY = "fedlsg.update"
 """The ConfigRecord of the terms in a message, and of the payload in its reply."""
 PAYLOAD = "payload"
+"""The entry of that record with the payload."""
 UPLINK_EACH, DOWNLINK_EACH = "uplink_bytes_per_client", "downlink_bytes_per_client"
-"""Metrics of a round; averages of clients."""
+"""Metrics of a round: means over clients."""
 OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
 """The records of fedlsg in a message."""
 
 MAX_NORM_DEVIATIONS = 10.0
-"""Standard deviations beyond which the norm of a payload's noise is no accident."""
+"""Standard deviations of the noise's norm, above its mean, from which a payload is rejected."""
 
 State = dict[str, Tensor]
 """A state_dict."""
@@ -63,11 +63,14 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTerms:
-    """What server and clients agree on in a round; all of it is public.
+    """The terms that server and clients share in a round; all of them are public.
 
-    method, settings: a recipe's name and its settings.
-    unit: "client", whose whole update the client clips and makes noisy, or "example", whose update
-        private steps made: nothing is added. round of rounds, from 1.
+    method: a recipe's name.
+    settings: of the recipe, as JSON.
+    unit: "client": the client clips its whole update and adds noise; "example": private steps made
+        the update, and nothing is added.
+    round: its number, from 1.
+    rounds: number of all rounds.
     seed: of carriers and masks.
     codec: of the values.
     digest: of the frame, in hex.
@@ -90,7 +93,7 @@ class RoundTerms:
     delta: float = 1e-5
 
     def record(self) -> ConfigRecord:
-        """The terms as they travel."""
+        """The terms as a record of a message."""
         return ConfigRecord(asdict(self))
 
     def sums(self, clients: int) -> SumTerms:
@@ -105,48 +108,52 @@ class RoundTerms:
         )
 
     def recipe(self) -> Method:
-        """The method. Raises ValueError for an unknown one, or codec, and for frames that need more
-        than W_t.
+        """The method. Raises ValueError for an unknown method or codec, or one that needs more than
+        W_t for its frame.
         """
         find_codec(self.codec)
-        made = strategies.recipe(self.method, **json.loads(self.settings))
-        carrier, mask = made.carrier, made.mask
-        simple = isinstance(carrier, (Dense, LowRank, RandomCarriers)) and not isinstance(
-            carrier, LowRankChange
-        )
-        if (
-            not simple
-            or not carrier.residual
-            or mask.ranking == "gradients"
-            or made.prune.active
-            or made.personal
-        ):
+        method = strategies.recipe(self.method, **json.loads(self.settings))
+        if not _needs_only_weights(method):
             raise ValueError(
                 f"method {self.method!r} needs more than the weights of the round to make its "
                 "frame, and whole updates have no more: choose dpsgd, rs, lsg, rgp-random or "
                 "another method of low-rank, random or no carriers"
             )
-        if made.mechanism.in_sums_alone:
+        if method.mechanism.in_sums_alone:
             raise ValueError(
                 "noise_share and colluders follow from trust, and are no settings of a method"
             )
         if self.trust != "secure":
-            return made
+            return method
         if not 1 <= self.colluders < self.min_survivors:
             raise ValueError(
                 f"expected 1 <= colluders={self.colluders} < min_survivors={self.min_survivors}"
             )
+        # m - t clients that are there and do not collude then have all of the noise
         share = 1 / math.sqrt(self.min_survivors - self.colluders)
-        return replace(
-            made, mechanism=replace(made.mechanism, noise_share=share, colluders=self.colluders)
-        )
+        mechanism = replace(method.mechanism, noise_share=share, colluders=self.colluders)
+        return replace(method, mechanism=mechanism)
+
+
+def _needs_only_weights(method: Method) -> bool:
+    """Whether a method makes the frame of a round from its weights alone."""
+    carrier = method.carrier
+    return (
+        isinstance(carrier, (Dense, LowRank, RandomCarriers))
+        and not isinstance(carrier, LowRankChange)
+        and carrier.residual
+        and method.mask.ranking != "gradients"
+        and not method.prune.active
+        and not method.personal
+    )
 
 
 Trust = Literal["client", "secure"]
+"""Whether a payload alone is private, or only the sum of all."""
 
 
 def check_door(model: object, epsilon: float | None, delta: float, trust: str) -> None:
-    """Raise ValueError for what neither side can have."""
+    """Raise ValueError for bad arguments of ``private_update`` or ``PrivateUpdates``."""
     if isinstance(model, nn.Module) or not callable(model):
         raise ValueError(
             f"model={type(model).__name__}: expected the class or function that builds it, such as "
@@ -160,17 +167,16 @@ def check_door(model: object, epsilon: float | None, delta: float, trust: str) -
 
 
 def check_whole(**numbers: tuple[object, int]) -> None:
-    """Raise ValueError for what is not a whole number of at least so much, by name; None is left
-    out.
-    """
+    """Raise ValueError unless each is a whole number, or None; by name: the value, its least."""
     for name, (value, least) in numbers.items():
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"expected {name}={value!r} to be a whole number of {least} or more")
 
 
 def folder_of(given: str | Path | None, name: str) -> Path | None:
-    """An absolute folder, or None. Raises ValueError for a relative one: Flower starts an app
-    anywhere.
+    """An absolute folder, or None. Raises ValueError for a relative one.
+
+    Flower starts an app in any working directory.
     """
     try:
         return None if given is None else absolute(str(given), name)
@@ -179,9 +185,7 @@ def folder_of(given: str | Path | None, name: str) -> Path | None:
 
 
 def check_trust(terms: RoundTerms, least: Trust, colluders: int) -> None:
-    """Raise SettingsError for terms that are weaker than what a client accepts, or are for an
-    example.
-    """
+    """Raise SettingsError for terms that are weaker than a client's ``least``, ``colluders``."""
     if terms.unit != "client":
         raise SettingsError(
             "private_update protects a client, and PrivateUpdates of the server has "
@@ -204,7 +208,7 @@ def check_trust(terms: RoundTerms, least: Trust, colluders: int) -> None:
 
 
 def for_app(message: Message) -> Message:
-    """The message as the app knows it, without what is fedlsg's."""
+    """The message as the app knows it, without fedlsg's records."""
     message.content = RecordDict(
         {name: record for name, record in message.content.items() if name not in OURS}
     )
@@ -230,7 +234,13 @@ def read_terms(content: RecordDict) -> RoundTerms:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round's frame, and the weights that it starts from."""
+    """One round.
+
+    terms: of the round.
+    method: of the terms.
+    frame: of the round.
+    before: the weights W_t.
+    """
 
     terms: RoundTerms
     method: Method
@@ -239,8 +249,9 @@ class Round:
 
     @classmethod
     def of(cls, build: Callable[[], nn.Module], arrays: ArrayRecord, terms: RoundTerms) -> "Round":
-        """From the function that builds the model, and W_t. Raises ValueError for weights of
-        another model.
+        """The round of a model, from the function that builds it, and W_t.
+
+        Raises ValueError for weights of another model.
         """
         method, before = terms.recipe(), arrays.to_torch_state_dict()
         with own_draws("cpu"):  # the app's own generators stay as they are
@@ -266,12 +277,11 @@ class Round:
 
     def release(self, clients: int) -> Release:
         """The release of a secure sum of so many clients."""
-        where = self.frame
         return plan_release(
             self.terms.sums(clients),
             self.method.mechanism,
-            values=where.kept,
-            blocks=len(where.blocks),
+            values=self.frame.kept,
+            blocks=len(self.frame.blocks),
         )
 
     def values(self, after: State) -> Float[Tensor, " kept"]:
@@ -300,11 +310,14 @@ class Round:
         )
 
     def unpack(self, payload: bytes, node: int) -> Float[Tensor, " kept"]:
-        """The values of any bytes. Raises PayloadError for what is not a payload of a clip and its
-        noise.
+        """The values of a payload.
+
+        Raises PayloadError for other bytes, and for a norm above S + s (sqrt(d) + 10): S is the
+        sensitivity, s the standard deviation of the noise on each of d values, and the norm of the
+        noise is near s sqrt(d).
         """
         mechanism, kept = self.method.mechanism, self.frame.kept
-        most = mechanism.sensitivity(len(self.frame.blocks)) + mechanism.noise_std * (
+        max_norm = mechanism.sensitivity(len(self.frame.blocks)) + mechanism.noise_std * (
             math.sqrt(kept) + MAX_NORM_DEVIATIONS
         )
         return unpack(
@@ -318,30 +331,31 @@ class Round:
                 digest=self.frame.digest,
                 blocks=self.frame.blocks,
                 dither=self._dither(node),
-                max_norm=most,
+                max_norm=max_norm,
             ),
         )
 
     def rebuilt(self, values: Float[Tensor, " kept"]) -> State:
-        """W_t plus Eq. 3 of the values; what is not trained stays as it is."""
-        moved = self.frame.gradients(values)
-        return {n: W + moved[n].to(W) if n in moved else W for n, W in self.before.items()}
+        """W_t plus Eq. 3 of the values; tensors that are not trained stay as they are."""
+        updates = self.frame.gradients(values)
+        return {
+            name: W + updates[name].to(W) if name in updates else W
+            for name, W in self.before.items()
+        }
 
     def _dither(self, node: int) -> Dither:
         return Dither(seed=self.terms.seed, client=node, noise_std=self.method.mechanism.noise_std)
 
 
 def check_state(model: nn.Module, state: State) -> None:
-    """Raise ValueError for weights of another model, and for a model whose buffers a private update
-    cannot keep.
-    """
+    """Raise ValueError for weights of another model, or buffers with statistics of private data."""
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    found = {name: tuple(t.shape) for name, t in state.items()}
-    if expected != found:
-        odd = sorted(set(expected.items()) ^ set(found.items()))[0]
+    shapes = {name: tuple(t.shape) for name, t in state.items()}
+    if expected != shapes:
+        different, shape = min(set(expected.items()) ^ set(shapes.items()))
         raise ValueError(
-            f"the weights are not those of {type(model).__name__}: {odd[0]} {list(odd[1])} is only "
-            "in one; give the function that builds the app's model, and its state_dict() as "
+            f"the weights are not those of {type(model).__name__}: {different} {list(shape)} is "
+            "only in one; give the function that builds the app's model, and its state_dict() as "
             "initial_arrays"
         )
     for name, module in model.named_modules():
@@ -356,7 +370,7 @@ def check_state(model: nn.Module, state: State) -> None:
 
 
 def dense_bytes(state: State) -> int:
-    """Bytes of all weights as they are."""
+    """The bytes of all weights in memory."""
     return sum(t.numel() * t.element_size() for t in state.values())
 
 

@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.storage.journal import LINKS
+from fedlsg.simulations.storage.messages.links import LINKS
 from fedlsg.simulations.storage.results import Result, Summary
 from fedlsg.simulations.workloads.base.split import beats_chance
 

@@ -1,6 +1,4 @@
-"""The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their
-options.
-"""
+"""The commands ``fedlsg run``, ``resume`` and ``calibrate``, after their options are parsed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -66,10 +64,10 @@ from fedlsg.simulations.run.on_record import on_record, writer_of
 from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
+from fedlsg.simulations.server.divergence import refuse_diverged
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.restore import restore
-from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
 from fedlsg.simulations.settings.settings import Settings, words_given
 from fedlsg.simulations.settings.with_preset import resolve
@@ -84,11 +82,12 @@ from fedlsg.user_code import is_reference, shown
 from fedlsg.user_code.failure import left_users_code
 
 Again = Callable[[RunDir], str]
-"""How to continue an interrupted run, in words."""
+"""A function that says how to continue an interrupted run."""
 KILLED = (
     "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was "
     "lost"
 )
+"""The message of a watcher, after this process was killed."""
 
 
 def run_command(
@@ -101,18 +100,20 @@ def run_command(
     began: float | None = None,
     recorded: bool = False,
 ) -> None:
-    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page
-    follows the run.
+    """``fedlsg run``: make the plan first, so that a wrong setting leaves nothing behind.
 
-    ``loaded``: as in ``prepare``. ``began``: as in ``Plan``. ``recorded``: this process goes on
-    after the run, with rows and weights of its user, so it keeps what was spent on them.
+    opens: whether a page follows the run.
+    loaded: as in ``prepare``.
+    began: as in ``Plan``.
+    recorded: whether this process continues after the run, so that it must keep what was spent on
+        its user's rows and weights.
     """
     if given.get("run_dir") is not None:
         raise ValueError(
             f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out"
         )
     settings = settings_of(given)
-    callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
+    callbacks = named(settings.callbacks)  # first: it may raise
     with working(console, "loading data, calibrating noise") as say:
         plan = ready_plan(
             settings,
@@ -141,7 +142,8 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 def begun(
     plan: Plan, out: str | None, console: Console, again: Again | None = None
 ) -> Iterator[tuple[Plan, RunDir]]:
-    """Choose the engine, make the run directory and say what is about to run, which is run inside;
+    """Choose the engine, make the run directory and print the plan; the block runs it.
+
     ``again``: as in ``going_on``.
     """
     plan, why = with_engine(plan)
@@ -162,7 +164,10 @@ def by_command(directory: RunDir) -> str:
 
 @contextmanager
 def going_on(directory: RunDir, console: Console, again: Again | None = None) -> Iterator[None]:
-    """An interruption inside says how to continue the run, as soon as there is one."""
+    """Print how to continue the run if the block is interrupted after the run has begun.
+
+    ``again``: says how; by default, by command.
+    """
 
     def words() -> str:
         return (again or by_command)(directory) if directory.config.exists() else ""
@@ -171,7 +176,8 @@ def going_on(directory: RunDir, console: Console, again: Again | None = None) ->
         with signals.with_words(words):
             yield
     except (KeyboardInterrupt, SystemExit):
-        if line := words():
+        line = words()
+        if line:
             print_whole(line, console)
         raise
 
@@ -187,9 +193,10 @@ def resume_command(
     began: float | None = None,
     recorded: bool = False,
 ) -> None:
-    """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as
-    ``allow_code`` allows. ``further``: as in ``continued``; ``began``: as in ``Plan``;
-    ``recorded``: as in ``run_command``.
+    """``fedlsg resume``: continue a run with its settings, ledger and (if allowed) code.
+
+    ``further``: as in ``continued``. ``began``: as in ``Plan``. ``recorded``: as in
+    ``run_command``.
     """
     directory = RunDir.open(path)
     _refuse_script(directory)
@@ -207,20 +214,15 @@ def resume_command(
 
 
 def _refuse_script(directory: RunDir) -> None:
-    """Raise ValueError for a run whose workload or method a script or notebook defines: no command
-    has them.
-    """
-    kept = directory.read_config()
-    unknown = [
-        f"{what} {name!r}"
-        for what, name, there in (
-            ("workload", kept.workload, workloads.names()),
-            ("method", kept.method, (*strategies.names(), *strategies.given())),
-        )
-        if not is_reference(name)
-        and name not in there
-        and (what == "method" or workloads.own(name) is None)
-    ]
+    """Raise ValueError for a run whose workload or method is defined in a script or notebook."""
+    settings = directory.read_config()
+    workload, method = settings.workload, settings.method
+    unknown = []
+    is_known = workload in workloads.names() or workloads.own(workload) is not None
+    if not is_reference(workload) and not is_known:
+        unknown.append(f"workload {workload!r}")
+    if not is_reference(method) and method not in (*strategies.names(), *strategies.given()):
+        unknown.append(f"method {method!r}")
     if unknown:
         raise ValueError(
             f"{directory.path} was begun by fedlsg.simulate, and its {' and '.join(unknown)} "
@@ -238,8 +240,10 @@ def continued(
     further: Mapping[str, Any] = NOTHING,
     began: float | None = None,
 ) -> Plan:
-    """The plan of an interrupted run, from its own settings; or that of a run which trains
-    ``further``: rounds, epsilon or noise_multiplier for all of it. ``began``: as in ``Plan``.
+    """The plan of an interrupted run, from its own settings, or of a run that trains further.
+
+    further: rounds, epsilon or noise_multiplier of the whole run.
+    began: as in ``Plan``.
 
     Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a
     deployment; and as ``allow_code``, ``settings_further``.
@@ -288,25 +292,25 @@ def continued(
 
 
 def no_matter(base: Base) -> Before:
-    """What was spent before, for noise that is known already."""
+    """No earlier charges: they do not matter if the noise is known already."""
     return Before()
 
 
 def spent_in(directory: RunDir, base: Base, *, rounds: int = 0) -> Before:
-    """What the ledgers of a run directory hold for the clients of a base."""
+    """The earlier charges of the clients of a base, from the ledgers of a run directory."""
     return read_before(
         directory.charges, base.clients.kinds, rounds=rounds, at_server=base.unit.at_server
     )
 
 
 def further_line(plan: Plan) -> str:
-    """What a run that trains further will have spent in all, before anybody is charged for it."""
+    """A sentence about the rounds and the total epsilon of a run that trains further."""
     done, rounds = plan.before.rounds, plan.schedule.rounds
     return f"{done} rounds are finished, {rounds - done} follow: {total_line(plan)}"
 
 
 def total_line(plan: Plan) -> str:
-    """The epsilon of what was spent before and of the rounds that come, together."""
+    """A sentence about the epsilon of earlier charges and of the coming rounds together."""
     s, mechanism = plan.settings, plan.method.mechanism
     if not mechanism.private:
         return f"mechanism {mechanism.kind!r} claims no epsilon"
@@ -328,12 +332,13 @@ def execute(
 ) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
-    ``callbacks``: all of them, named by settings or given. ``again``: as in ``going_on``, which is
-    around.
-    Raises RuntimeError for one that diverged: its report goes to the last round before that.
+    callbacks: all of them, from settings and arguments.
+    again: as in ``going_on``.
+
+    Raises RuntimeError for a run that diverged; its report ends with the last finite round.
     """
     with exclusive(directory):
-        pass  # the serving process takes the lock again; here it is only tested before Ray starts
+        pass  # a test before Ray starts: ``serve`` takes the lock again
     words = (again or by_command)(directory)
     ray = plan.settings.engine != "local"
     try:
@@ -357,8 +362,8 @@ def execute(
                 plan, directory, on_round=on_round, callbacks=callbacks
             )
     except Exception as error:
-        lost, failed = isinstance(error, RayLostError), left_users_code(error)
-        if lost or (failed and directory.has_checkpoint):
+        is_lost = isinstance(error, RayLostError)
+        if is_lost or (left_users_code(error) and directory.has_checkpoint):
             print_whole(words, console)
         raise
     if summary["diverged"]:
@@ -372,8 +377,10 @@ def execute(
     console.print(summary_table({**summary, "by_client": rows or summary.get("by_client", ())}))
     if rows:
         print_table(client_table(rows, ON_TERMINAL, "each client"), console)
-    if not console.quiet and (line := _what_would_help(plan, directory, summary)):
-        print_line(line, console, "yellow")
+    if not console.quiet and at_guessing(summary):
+        line = _guessing_advice(plan, directory, summary)
+        if line:
+            print_line(line, console, "yellow")
     console.print(
         f"[bold]run directory[/bold]  {escape(str(directory.path))}",
         highlight=False,
@@ -381,10 +388,8 @@ def execute(
     )
 
 
-def _what_would_help(plan: Plan, directory: RunDir, summary: Mapping[str, Any]) -> str | None:
-    """What to change first, where the run has ended at the accuracy of guessing."""
-    if not at_guessing(summary):
-        return None
+def _guessing_advice(plan: Plan, directory: RunDir, summary: Mapping[str, Any]) -> str | None:
+    """What to change first in a run that has ended at the accuracy of guessing."""
     losses = [Row.parse(row).loss for row in directory.read_rounds()]
     return guessing_line(
         summary,
@@ -397,7 +402,7 @@ def _what_would_help(plan: Plan, directory: RunDir, summary: Mapping[str, Any]) 
 
 @contextmanager
 def with_names(names: Sequence[str] | None) -> Iterator[None]:
-    """Errors inside name clients as the data do, not by their numbers: their owner reads them."""
+    """Let errors of the block name clients by their names, not by their numbers."""
     try:
         yield
     except Exception as error:
@@ -407,9 +412,7 @@ def with_names(names: Sequence[str] | None) -> Iterator[None]:
 
 
 def announce(plan: Plan, console: Console, why: str = "") -> None:
-    """Print what is about to run, why this engine if nobody named it, and a warning if it is not
-    private.
-    """
+    """Print the plan, a warning if it is not private, and remarks; ``why``: the engine's reason."""
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.clients.sizes
     print_line(
@@ -495,11 +498,13 @@ def calibrate_command(
                 f"expected --epoch-batches={epoch_batches} >= 1: batch size B cuts N rows into "
                 "ceil(N / B)"
             )
-        took, sample_rate, steps = steps, 1.0, epochs_begun(steps, epoch_batches)
+        epochs = epochs_begun(steps, epoch_batches)
         title = (
-            f"{took} shuffled batches, {epoch_batches} an epoch: {steps} epochs, zero-out, no "
+            f"{steps} shuffled batches, {epoch_batches} an epoch: {epochs} epochs, zero-out, no "
             "amplification"
         )
+        # an epoch of shuffled batches is accounted as one step with all rows
+        sample_rate, steps = 1.0, epochs
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             "give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get "
@@ -519,15 +524,17 @@ def calibrate_command(
     witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
-        mark = (
-            f" (reported{witness})"
-            if name == bound.accountant
-            else " (witness)"
-            if name == bound.witness
-            else ""
+        mark = ""
+        if name == bound.accountant:
+            mark = f" (reported{witness})"
+        elif name == bound.witness:
+            mark = " (witness)"
+        table.add_row(
+            name + mark,
+            f"{interval.lower:.4f}",
+            f"{interval.estimate:.4f}",
+            epsilon_words(interval.upper, 4),
         )
-        below = (f"{value:.4f}" for value in (interval.lower, interval.estimate))
-        table.add_row(name + mark, *below, epsilon_words(interval.upper, 4))
     for name, failure in bound.failures.items():
         table.add_row(name, "--", "--", failure)
     console.print(table)

@@ -24,10 +24,10 @@ from fedlsg.simulations.report.pages.figure import plot, png
 from fedlsg.simulations.report.pages.template import notebook_cell
 from fedlsg.simulations.report.terminals.terminal import shown
 from fedlsg.simulations.report.words import outcome
-from fedlsg.simulations.server.summary import FinalModel, final_model
+from fedlsg.simulations.server.final_model import FinalModel, final_model
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.examined import MODEL, RESULTS, open_run
-from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from fedlsg.simulations.storage.results import read_clients, read_run
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -41,16 +41,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Table = list[dict[str, Any]]
-"""One dict a row: ``pandas.DataFrame(table)`` reads it."""
+"""One dict for each row: ``pandas.DataFrame(table)`` reads it."""
 CURVES_PIXELS = 680
-"""Of the curves in a notebook, in CSS pixels."""
+"""Width of the curves in a notebook, in CSS pixels."""
 PLOT = "Accuracy (or loss) round by round, and against epsilon and bytes"
+"""The description of the curves, for screen readers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What a user says of the code of a run: names or the things themselves, or that whatever it
-    names may run.
+    """The user's permission to run code of a run.
+
+    workload: the run's workload, or its name; None to name none.
+    method: the run's recipe, or its name; None to name none.
+    trust: whether all code that the run names may run.
     """
 
     workload: str | Workload | Callable[[], Workload] | None = None
@@ -59,13 +63,15 @@ class Code:
 
     def allow(self, run: Path, settings: Settings) -> None:
         """Let the workload of a run be loaded. Raises ValueError as ``allow_code``."""
-        given = {"workload": self.workload, "method": self.method}
+        by_setting = {"workload": self.workload, "method": self.method}
         if self.workload is not None and not isinstance(self.workload, str):
             workloads.give(settings.workload, make(self.workload, settings.workload))
         if self.method is not None and not isinstance(self.method, str):
             strategies.give(settings.method, self.method)
-        named = {setting: name for setting, name in given.items() if isinstance(name, str)}
-        needs = [setting for setting in READS if given.get(setting) is None or setting in named]
+        named = {setting: name for setting, name in by_setting.items() if isinstance(name, str)}
+        needs = [
+            setting for setting in READS if by_setting.get(setting) is None or setting in named
+        ]
         used = allow_code(run, named, trust_code=self.trust, needs=needs)
         for setting in named.keys() - set(used):
             raise ValueError(
@@ -75,8 +81,9 @@ class Code:
 
 
 class Run:
-    """A run and its results. ``fedlsg.simulate`` and ``fedlsg.load_run`` make it; a notebook shows
-    a table and curves.
+    """A run and its results, made by ``fedlsg.simulate`` and ``fedlsg.load_run``.
+
+    A notebook shows it as a table and curves.
 
     An unfinished run has no ``summary``, and ``epsilon`` is that of its last finished round.
     """
@@ -89,29 +96,25 @@ class Run:
 
     @cached_property  # files of a finished run stay as they are
     def summary(self) -> Mapping[str, Any]:
-        """What summary.json says. Raises FileNotFoundError for an unfinished run."""
+        """The entries of summary.json. Raises FileNotFoundError for an unfinished run."""
         RunDir(self.directory).read_summary()  # raises for an unfinished run
-        found = read_run(self.directory).summary
-        return {name: math.inf if value == "inf" else value for name, value in found.items()}
+        summary = read_run(self.directory).summary
+        return {name: math.inf if value == "inf" else value for name, value in summary.items()}
 
     @cached_property  # files of a finished run stay as they are
     def rounds(self) -> Table:
-        """One row a round: the columns of rounds.csv, numbers as numbers; None in rounds that were
-        not evaluated.
-        """
+        """The columns of rounds.csv, a row for each round; None if it was not evaluated."""
         return [row.columns for row in self._rows]
 
     @cached_property  # files of a finished run stay as they are
     def bytes(self) -> Table:
-        """One row a message: round, client, direction, bytes of values, of the payload, and on the
-        wire.
-        """
+        """The columns of bytes.csv, a row for each message."""
         messages = RunDir(self.directory).messages
         return [asdict(line) for line in read_lines(messages)] if messages.exists() else []
 
     @cached_property  # files of a finished run stay as they are
     def clients(self) -> Table:
-        """One row a client, the worst first, for the owner alone: the columns of clients.csv.
+        """The columns of clients.csv, a row for each client, the worst first; for the owner only.
 
         A run has it whose partition gives clients names, or with ``evaluate_clients``; else it is
         empty. ``epsilon`` is None where none is claimed.
@@ -120,21 +123,18 @@ class Run:
 
     @property
     def epsilon(self) -> float:
-        """The largest epsilon of any client, from the ledgers, at ``summary["delta"]``; inf if none
-        is claimed.
-        """
-        found = read_run(self.directory).epsilon_max
-        return math.inf if found is None else found
+        """The largest epsilon of a client, at ``summary["delta"]``; infinite if none is claimed."""
+        epsilon = read_run(self.directory).epsilon_max
+        return math.inf if epsilon is None else epsilon
 
     @cached_property  # files of a finished run stay as they are
     @without_exit()
     def model(self) -> nn.Module:
-        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged
-        into linear layers.
+        """The trained module as it was evaluated, on the CPU and in evaluation mode.
 
-        Code of the run's own is run only if you ran it before, name it or trust it (``load_run``).
-        Raises what loading the workload raises, where code or data of the run are not here: then
-        load model.safetensors into a module of your own.
+        LoRA is merged into linear layers. Code of the run's own runs only if you ran it before,
+        name it or trust it (``load_run``). If code or data of the run are missing here, it raises
+        the error of loading the workload: then load model.safetensors into a module of your own.
         """
         run = RunDir(self.directory)
         settings = run.read_config()
@@ -145,8 +145,8 @@ class Run:
             check_own_code(base, run)
         else:
             base = self._plan  # of this process: it holds the code and data that it ran
-        ended = run.summary.exists() and (run.path / WEIGHTS).exists()
-        final = left_model(run) if ended else checkpoint_model(base, run)
+        has_ended = run.summary.exists() and (run.path / WEIGHTS).exists()
+        final = left_model(run) if has_ended else checkpoint_model(base, run)
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
             model = base.initial.model().cpu()
@@ -160,13 +160,13 @@ class Run:
         return model.eval()
 
     def plot(self) -> "Figure":
-        """Accuracy, loss and metrics round by round, and against epsilon and bytes, as a figure of
-        matplotlib.
+        """A figure of accuracy, loss and metrics by round, and against epsilon and bytes.
 
         A notebook's cell shows it, once; ``plot().savefig("run.pdf")`` or ``"run.svg"`` keeps it.
         Raises ValueError before the first round that is evaluated.
         """
-        if not (charts := course(read_run(self.directory))):
+        charts = course(read_run(self.directory))
+        if not charts:
             raise ValueError(f"{self.directory} has no evaluated round: there is nothing to draw")
         return shown(plot(charts))
 
@@ -175,6 +175,7 @@ class Run:
         return [Row.parse(row) for row in RunDir(self.directory).read_rounds()]
 
     def _facts(self) -> dict[str, str]:
+        """The run in words, by name."""
         result = read_run(self.directory)
         head = {
             "workload": user_code.shown(str(result.settings["workload"])),
@@ -190,22 +191,23 @@ class Run:
 
     def _repr_html_(self) -> str:
         charts = course(read_run(self.directory))
-        data = base64.b64encode(png(charts)).decode() if charts else None
-        image = None if data is None else (f"data:image/png;base64,{data}", PLOT, CURVES_PIXELS)
+        image = None
+        if charts:
+            data = base64.b64encode(png(charts)).decode()
+            image = f"data:image/png;base64,{data}", PLOT, CURVES_PIXELS
         return notebook_cell(self._facts().items(), image)
 
 
 def left_model(run: RunDir) -> FinalModel:
-    """The evaluated model, which a run leaves at its end. Raises FileNotFoundError;
-    DamagedError.
-    """
+    """The final model that a run has written. Raises FileNotFoundError; DamagedError."""
     tensors, facts = read_model(run.path)
     return FinalModel(tensors=tensors, facts=facts)
 
 
 def checkpoint_model(base: Base, run: RunDir) -> FinalModel:
-    """The evaluated model of a run's last whole checkpoint. Raises ValueError where there is none,
-    and for one of other parameters.
+    """The evaluated model of a run's last undamaged checkpoint.
+
+    Raises ValueError without one, and if it has other parameters.
     """
     state = base.initial.server()
     state.load_state_dict(run.resume_point()[0]["server"])

@@ -1,13 +1,12 @@
-"""How a first step's noise compares with what data ask for, before any training: the length of the
-mean clipped gradient of public rows, next to the noise of a step.
+"""Signal and noise of the first step, before any training, from gradients of public rows.
 
-Symbols: s the length of the mean clipped gradient over the clip norm, rho that of the noise of a
-step over the clip norm, T updates. If the direction stayed, T steps would add up to T s, and their
+Symbols: s the norm of the mean clipped gradient over the clip norm C, rho the norm of the noise of
+a step over C, T updates. If the direction stayed the same, T steps would add up to T s, and their
 noise to sqrt(T) rho: sqrt(T) s / rho is the signal of a run.
 
-Public rows alone are read: those of the public test split, at the initial weights. s comes from two
-halves of them, as the root of the inner product of their means, so that the sampling of few rows
-does not count as signal.
+Only rows of the public test split are read, at the initial weights. With g_1 and g_2 the mean
+clipped gradients of two halves of them, s = sqrt(max(0, g_1 . g_2)) / C: the sampling of few rows
+does not count as signal, since the halves are independent.
 """
 
 import math
@@ -28,14 +27,20 @@ from fedlsg.user_code.objects import restored
 ROWS = 256
 """Public rows, at most."""
 AT_ONCE = 32
-"""Rows of a pass, at most: every second pass is of the other half."""
+"""Rows of a pass, at most. Passes belong to the first and the second half alternately."""
 SECONDS = 5.0
-"""No pass begins later, once there is one of each half."""
+"""Time after which no pass begins, once there is one of each half."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """``signal``: s; ``rho``; ``rows``: public ones that s is of; ``updates``: T."""
+    """The numbers of a first step.
+
+    signal: s.
+    rho: norm of the noise over the clip norm.
+    rows: public rows that were read.
+    updates: T.
+    """
 
     signal: float
     rho: float
@@ -44,18 +49,20 @@ class FirstStep:
 
     @property
     def noise(self) -> float:
-        """How many times as long the noise of a step is as its signal; inf without a signal."""
+        """rho / s, the norm of the noise over that of the signal; inf without a signal."""
         return self.rho / self.signal if self.signal else math.inf
 
     @property
     def of_run(self) -> float:
-        """sqrt(T) s / rho: how far a direction that stays moves the weights, next to noise."""
+        """sqrt(T) s / rho, the signal of the run."""
         return math.sqrt(self.updates) / self.noise if self.noise else math.inf
 
 
 def first_step(plan: Plan) -> FirstStep | None:
-    """The first step of a plan; None without noise or clip, for units of several rows, for rows of
-    private data, and for gradients that the first frame does not hold.
+    """The first step of a plan; None if it cannot be measured.
+
+    That is so without noise or clip, for units of several rows, for private test rows, and before
+    pruning.
     """
     mechanism, workload = plan.method.mechanism, plan.workload
     if not (mechanism.adds_noise and mechanism.clips) or plan.unit.whole or plan.unit.persons:
@@ -67,15 +74,15 @@ def first_step(plan: Plan) -> FirstStep | None:
     if not ratio or state.awaits_pruning:
         return None
     test, size = workload.test, min(AT_ONCE, plan.local.microbatch_size)
-    parts = spaced(len(test), ROWS).split(size)
-    sums: list[tuple[torch.Tensor, int]] = []
+    sums: list[torch.Tensor] = []
+    counts: list[int] = []
     began = time.monotonic()
     with restored(workload.loss, test.prepare, data=True), own_draws(plan.device):
         frame = state.public.frame(1, updates=0)
-        for some in parts:
+        for rows in spaced(len(test), ROWS).split(size):
             if len(sums) > 1 and time.monotonic() - began > SECONDS:
                 break
-            inputs, targets = test.batch(some)
+            inputs, targets = test.batch(rows)
             gradients = per_example_gradients(
                 state.model,
                 workload.loss,
@@ -84,30 +91,29 @@ def first_step(plan: Plan) -> FirstStep | None:
                 frame,
                 isolation=plan.local.isolation,
             )
-            sums.append((clipped_sum(gradients, mechanism, wide=True), len(some)))
+            sums.append(clipped_sum(gradients, mechanism, wide=True))
+            counts.append(len(rows))
     if len(sums) < 2:
         return None
-    first, second = (
-        sum((total for total, _ in half), torch.zeros_like(sums[0][0]))
-        / sum(count for _, count in half)
-        for half in (sums[::2], sums[1::2])
-    )
-    signal = math.sqrt(max(0.0, float(first @ second))) / mechanism.clip_norm
-    updates = plan.schedule.rounds * plan.settings.local_steps
+    zero = torch.zeros_like(sums[0])
+    g_1 = sum(sums[::2], zero) / sum(counts[::2])
+    g_2 = sum(sums[1::2], zero) / sum(counts[1::2])
     return FirstStep(
-        signal=signal, rho=ratio, rows=sum(count for _, count in sums), updates=updates
+        signal=math.sqrt(max(0.0, float(g_1 @ g_2))) / mechanism.clip_norm,
+        rho=ratio,
+        rows=sum(counts),
+        updates=plan.schedule.rounds * plan.settings.local_steps,
     )
 
 
 MOST_OF_IT, PART_OF_IT = 1.0, 0.25
-"""Signals of a run (``of_run``) from which on it was measured at two thirds or more of its gain
-over guessing without noise, and at a fifth or more: digits, breast cancer and made-up classes,
-dpsgd and lsg, 1 to 50 clients, epsilon 0.1 to 8.
-"""
+"""Signals of a run (``of_run``) from which runs kept two thirds, and a fifth, of their gain over
+guessing without noise. Measured on digits, breast cancer and synthetic classes, with dpsgd and lsg,
+1 to 50 clients, epsilon 0.1 to 8."""
 
 
 def first_step_words(first: FirstStep) -> str:
-    """What the first step says of the accuracy."""
+    """A sentence about the accuracy to expect."""
     if not first.signal:
         return (
             f"the gradients of {first.rows} public rows have no common direction at the start: "

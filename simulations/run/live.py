@@ -1,10 +1,10 @@
-"""``--open``: a small process serves the page of a run while it is going on, and ends with it.
+"""``--open``: a small process serves the page of a run while the run trains, and ends with it.
 
-It is a process, not a thread, so that nothing that happens to the page, or that a browser does,
-happens to the run. It knows the end of the run from its stdin, which ends with this process,
-however that ends. Its arguments are the folder of the run: the token is made there, and only a file
-of the owner's has it. ``following`` runs in the process of the run, ``main`` in the other one. What
-prints is imported where the run itself has it: the page must not wait for torch.
+It is a process, not a thread, so that no error of the page or of a browser can harm the run. It
+notices the end of the run by the end of its stdin, however the run ends. Its argument is only the
+folder of the run: it makes the token itself, which is in one file, for the owner only.
+``following`` runs in the process of the run, ``main`` in the other one. Functions that print are
+imported where they are used: the page must not wait for torch.
 """
 
 import os
@@ -30,15 +30,14 @@ from fedlsg.simulations.run.live_page import (
 from fedlsg.simulations.storage.atomic_files import write_atomically
 
 START_SECONDS = 20.0
+"""Longest wait for the page."""
 RECENT = 20.0
-"""A browser that asked, or was started, so many seconds ago is still there."""
+"""Seconds since its last request, or its start, in which a browser is taken to follow."""
 
 
 @contextmanager
 def following(folder: Path, console: Console) -> Iterator[None]:
-    """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the
-    run goes on.
-    """
+    """Serve the page of a run in the block, in a browser if there is one; only print errors."""
     from fedlsg.simulations.report.terminals.terminal import print_line
 
     opens = has_browser()
@@ -51,7 +50,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
         str(folder),
         "open" if opens else "wait",
     ]
-    places = os.pathsep.join(place for place in sys.path if place)
+    folders = os.pathsep.join(filter(None, sys.path))
     try:
         process = subprocess.Popen(
             command,
@@ -59,7 +58,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": places},
+            env=os.environ | {"PYTHONPATH": folders},
         )
     except OSError as error:
         print_line(f"no page follows the run: {error}", console, "yellow")
@@ -76,9 +75,11 @@ def following(folder: Path, console: Console) -> Iterator[None]:
 def _announce(
     process: subprocess.Popen[bytes], folder: Path, console: Console, opens: bool
 ) -> None:
+    """Wait for the page, and print where it is, or why there is none."""
     from fedlsg.simulations.report.terminals.terminal import print_line, print_whole
 
-    entry, until = folder / ENTRY, monotonic() + START_SECONDS
+    entry = folder / ENTRY
+    until = monotonic() + START_SECONDS
     while not entry.exists() and process.poll() is None and monotonic() < until:
         sleep(0.02)
     if not entry.exists():
@@ -96,7 +97,7 @@ def _announce(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Tell it that the run is over, and wait until a browser that follows has the last state."""
+    """Tell the process that the run is over, and wait until a browser has the last state."""
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         with suppress(OSError):
@@ -109,8 +110,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_entry(path: Path, url: str) -> None:
-    """The file that leads the owner's browser to the page. Raises PermissionError where others
-    could read it.
+    """Write the file that leads the owner's browser to the page.
+
+    Raises PermissionError if others could read it.
     """
     write_atomically(path, LIVE_ENTRY.format(url=url).encode(), durable=False, private=True)
     if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -119,8 +121,12 @@ def write_entry(path: Path, url: str) -> None:
 
 
 def main(folder: Path, opens: bool) -> None:
-    """Serve until stdin ends. Says one line of why it cannot, on stdout, and nothing else."""
-    parent, entry = os.getppid(), folder / ENTRY
+    """Serve the page until stdin ends; if that is impossible, print the reason on stdout.
+
+    opens: whether to start a browser.
+    """
+    parent = os.getppid()
+    entry = folder / ENTRY
     page = LivePage(folder)
     try:
         server = LiveServer(page)
@@ -129,7 +135,7 @@ def main(folder: Path, opens: bool) -> None:
         print(error, flush=True)
         sys.exit(1)
     silent = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):  # what a browser says is not for the terminal of the run
+    for descriptor in (1, 2):  # keep a browser's output out of the terminal of the run
         os.dup2(silent, descriptor)
     began = monotonic()
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
@@ -143,18 +149,20 @@ def main(folder: Path, opens: bool) -> None:
         if not imports.is_alive():
             page.refresh()
         ended.join(0.3)
-    if monotonic() - max(server.asked, began if opens else server.asked) < RECENT:
+    last_sign = max(server.asked, began) if opens else server.asked
+    if monotonic() - last_sign < RECENT:
         imports.join()
         page.finish()
         until = monotonic() + LAST_SECONDS
         while not page.delivered and monotonic() < until:
             sleep(0.05)
-        sleep(0.3)  # for its last bytes
+        sleep(0.3)  # until its last bytes are sent
     entry.unlink(missing_ok=True)
     os._exit(0)  # threads may still wait for a browser
 
 
 def _wait_for_end() -> None:
+    """Wait until stdin ends."""
     with suppress(OSError):
         while os.read(0, 1):
             pass

@@ -1,16 +1,14 @@
-"""The page of a run that follows it while it trains: a small process with an HTTP server on
-loopback.
+"""The live page of a run, and the HTTP server on loopback that serves it while the run trains.
 
-``LivePage`` is the page at this moment, that of report.html with a line and a script that follow
+``LivePage`` is the page at this moment: that of report.html with a line and a script that follow
 the run. ``LiveServer`` serves it, in the process of ``live``.
 
-Who is answered: a browser of this machine that knows the token. Every user of a machine reaches
+Only a browser of this machine that knows the token gets an answer. Every user of a machine reaches
 loopback, and every page in a browser can send requests to it. So the first part of each path is a
-random token. A request also needs the name of this machine as its host (a name of another site that
-points here has another one), and must not come from a page of another origin. There are two answers
-and no files: no path leads anywhere. A connection carries one request, for ``CONNECTION_SECONDS``
-at most, and there are ``MOST`` at a time: those who read slowly, or not at all, hold nothing else
-up.
+random token. A request must also have the name of this machine as its host (a foreign name that
+points here is refused), and must not come from a page of another origin. There are two answers, and
+no path leads to a file. A connection has one request, for ``CONNECTION_SECONDS`` at most, and there
+are ``MOST_CONNECTIONS`` at a time: slow readers delay nobody else.
 """
 
 import hmac
@@ -35,17 +33,14 @@ from markupsafe import Markup
 from fedlsg.simulations.report.pages.template import BODY, LIVE_LINE, LIVE_START
 
 ENTRY = "live.html"
-"""The file that leads the owner's browser to the page: nobody else can read it, and it is removed
-at the end.
+"""The file that leads the owner's browser to the page; for the owner only, and removed at the end.
 """
 LAST_SECONDS = 5.0
-"""How long a browser has, after the run, to take the last state."""
+"""Time after the run in which a browser can get the last state."""
 WATCHED = ("config.toml", "rounds.csv", "summary.json")
 """Files of a run that its page shows."""
 PACE = 10.0
-"""The page is made again after this many times the time that making it took: at most a tenth of a
-processor.
-"""
+"""Pause between two pages, over the CPU time of making one: a tenth of a processor at most."""
 BUSY = "The run is going on. This page follows it."
 OVER = "The run has ended, and nothing follows it any more. This page stays as {} in its folder."
 STOPPED = (
@@ -83,23 +78,26 @@ async function follow() {
 }
 follow();
 })();"""
-"""A page with other scripts has another policy: it is loaded anew. Else the body alone changes."""
+"""The script that follows a run: it replaces the body of the page, or loads the page again if its
+scripts, and so its policy, have changed."""
 
 
 @dataclass
 class LivePage:
-    """The page of one run directory. One thread calls ``refresh`` and ``finish``; others read what
-    was ``made``.
+    """The page of one run directory. One thread calls ``refresh`` and ``finish``; others read it.
+
+    folder: the run directory.
+    made: the version of the page, and the page as HTML.
+    over: whether it is the page of the end.
+    delivered: whether a browser has that page.
     """
 
     folder: Path
     made: tuple[str, bytes] = ("", b"")
-    """The version of the page, and the page as HTML."""
     over: bool = False
-    """Whether the page is that of the end."""
     delivered: bool = False
-    """Whether a browser has it."""
     _next: float = 0.0
+    """Time, by ``monotonic``, before which the page is not made again."""
 
     def __post_init__(self) -> None:
         self.made = (
@@ -114,11 +112,11 @@ class LivePage:
         return content
 
     def prepare(self) -> None:
-        """Import what makes the page, which takes seconds: the server answers before."""
+        """Import the modules that make the page: it takes seconds, and the server answers before."""
         import fedlsg.simulations.report.page_of_run.run_page  # noqa: F401
 
     def refresh(self) -> None:
-        """Make the page again if the run has something new, no more often than ``PACE`` says."""
+        """Make the page again if files of the run have changed, but not more often than ``PACE``."""
         version = "-".join(_mark(self.folder / name) for name in WATCHED)
         if version != self.made[0] and monotonic() >= self._next:
             before = thread_time()
@@ -133,6 +131,7 @@ class LivePage:
         self.over = True
 
     def _html(self, version: str, status: str | None) -> bytes:
+        """The page; ``status``: of a run without a summary, None at the end."""
         from fedlsg.simulations.report.page_of_run.run_page import run_page
         from fedlsg.simulations.storage.results import read_run
 
@@ -142,7 +141,7 @@ class LivePage:
 
 
 def following_html(page: str, version: str, words: str) -> bytes:
-    """A page with the line that says what follows the run."""
+    """A page with the line, ``words``, that the script shows and updates."""
     head, body, rest = page.partition(BODY)
     return "".join(
         [head, body, Markup(LIVE_LINE).format(version=version, words=words, gone=GONE), rest]
@@ -150,6 +149,7 @@ def following_html(page: str, version: str, words: str) -> bytes:
 
 
 def _mark(path: Path) -> str:
+    """A text that changes with the file."""
     try:
         status = path.stat()
     except OSError:
@@ -159,11 +159,12 @@ def _mark(path: Path) -> str:
 
 HOST = "127.0.0.1"
 NAMES = {HOST, "localhost"}
+"""Names of this machine in a request."""
 CONNECTION_SECONDS = 15.0
-"""A connection ends after this time, whatever its other end does."""
+"""Time after which a connection is closed."""
 ANSWER_SECONDS = 5.0
-"""A question about the state is answered when it changes, or after this time."""
-MOST = 16
+"""Time after which a request for the state is answered, if the state does not change before."""
+MOST_CONNECTIONS = 16
 CONTENT = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'"
@@ -179,9 +180,7 @@ HEADERS = {
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one page on a free port of loopback. ``url`` has the token: it is for the owner's eyes
-    only.
-    """
+    """Serves one page on a free port of loopback; ``url`` has the token, for the owner only."""
 
     daemon_threads = True
     block_on_close = False
@@ -190,8 +189,8 @@ class LiveServer(ThreadingHTTPServer):
         super().__init__((HOST, 0), Answer)
         self.page, self.token = page, secrets.token_urlsafe(32)
         self.asked = -math.inf
-        """When a browser last asked with the token."""
-        self._places = BoundedSemaphore(MOST)
+        """Time, by ``monotonic``, of the last request with the token."""
+        self._places = BoundedSemaphore(MOST_CONNECTIONS)
 
     @property
     def url(self) -> str:
@@ -214,12 +213,11 @@ class LiveServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error, and a request is written nowhere: it has the
-        token.
-        """
+        """Log nothing: a browser that left is no error, and a request has the token."""
 
 
 def _hang_up(request: socket.socket) -> None:
+    """Close a connection that takes too long."""
     with suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -231,7 +229,7 @@ class Answer(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
-        name = self._asked_for()
+        name = self._allowed_name()
         if name is None:
             return self._send(404, b"not found\n", "text/plain")
         self.server.asked = monotonic()
@@ -239,15 +237,14 @@ class Answer(BaseHTTPRequestHandler):
             return self._state()
         return self._send(200, self.server.page.give(), "text/html")
 
-    def _asked_for(self) -> str | None:
-        """What an allowed request asks for; None for all others, which are told nothing."""
-        origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
+    def _allowed_name(self) -> str | None:
+        """The last part of the path of an allowed request; None for all others."""
+        origin = self.headers.get("Origin")
+        site = self.headers.get("Sec-Fetch-Site", "none")
         hosts = self.headers.get_all("Host", [])
-        if (
-            len(hosts) != 1
-            or _name_of(hosts[0]) not in NAMES
-            or origin not in (None, f"http://{hosts[0]}")
-        ):
+        if len(hosts) != 1 or _host_name(hosts[0]) not in NAMES:
+            return None
+        if origin not in (None, f"http://{hosts[0]}"):
             return None
         if site not in ("none", "same-origin") and self.headers.get("Sec-Fetch-Dest") != "document":
             return None
@@ -256,7 +253,7 @@ class Answer(BaseHTTPRequestHandler):
         return name if known and slash and name in ("", "state") else None
 
     def _state(self) -> None:
-        """The version of the page, as soon as it is another one than that of the question."""
+        """Send the version of the page, as soon as it differs from the version in the request."""
         page = self.server.page
         seen = self.path.partition("?")[2]
         until = monotonic() + ANSWER_SECONDS
@@ -277,10 +274,11 @@ class Answer(BaseHTTPRequestHandler):
         return "fedlsg"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a request has the token."""
+        """Log nothing: a request has the token."""
 
 
-def _name_of(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
+    """The name in HOST:PORT; None if it is no host."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
@@ -303,8 +301,9 @@ def has_browser() -> bool:
 
 
 def open_file(path: Path) -> bool:
-    """Open a file in the user's browser, of which processes show its name alone; False where that
-    could not be done.
+    """Open a file in the user's browser; False if that fails.
+
+    The process list then shows the name of the file, not the token in it.
     """
     try:
         return has_browser() and webbrowser.open(path.resolve().as_uri())

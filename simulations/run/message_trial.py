@@ -1,8 +1,8 @@
-"""Two rounds of a plan's messages, by the code of a run, with clients that hold a few public rows.
+"""A trial of a plan's messages: two rounds by the code of a run, with a few public rows.
 
-What is sent does not depend on rows: so these messages have the sizes of a run's. Nobody is
-charged: the entries and payloads of the trial are in a temporary folder, which is removed. Few
-clients take part, except in a secure sum, whose messages depend on their number.
+Sizes of messages do not depend on rows, so they are those of the run. Nobody is charged: ledger
+entries and payloads of the trial are in a temporary folder, which is removed. Two clients take
+part, except in a secure sum, whose messages depend on the number of clients.
 """
 
 import time
@@ -40,19 +40,23 @@ from fedlsg.training.local_training import shape_of
 from fedlsg.user_code.objects import restored
 
 TRIAL_CLIENTS = 2
-"""Clients of a trial without a secure sum, and its rounds: in the second one replicas get an
-update.
-"""
+"""Clients of a trial without a secure sum, and rounds of a trial: in the second one replicas get an
+update."""
 ROWS = 8
 """Public rows of each of its clients."""
-REPEATS, TIMED_SECONDS = 3, 5.0
-"""How often a step is timed at most, and seconds after which it is not timed again."""
+REPEATS = 3
+"""Timings of a step, at most."""
+TIMED_SECONDS = 5.0
+"""Time after which a step is not timed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Messages of each round, the pruning round first where there is one; ``seconds`` of the last
-    round.
+    """The messages of a trial.
+
+    rounds: number and messages of each round; the pruning round, number 0, is first.
+    clients: number of clients.
+    seconds: time of the last round.
     """
 
     rounds: Sequence[tuple[int, Sequence[Sent]]]
@@ -73,8 +77,9 @@ class Trial:
 
 
 def try_rounds(plan: Plan) -> Trial:
-    """The trial of a plan. Raises RuntimeError, with the reason, where a client of it fails."""
-    small, rounds = _small(plan), list[tuple[int, Sequence[Sent]]]()
+    """Run the trial of a plan. Raises RuntimeError, with the reason, if a client fails."""
+    small = _small(plan)
+    rounds: list[tuple[int, Sequence[Sent]]] = []
     with TemporaryDirectory(prefix="fedlsg-plan-") as folder, _untouched(plan), task_identity():
         run = RunDir(Path(folder))
         small = replace(small, settings=replace(small.settings, run_dir=folder))
@@ -88,10 +93,11 @@ def try_rounds(plan: Plan) -> Trial:
         seconds = 0.0
 
         def keep(report: RoundReport) -> None:
-            whole = strategy.exchange.report  # a trusted server's own report has no clients
-            if why := whole.reasons:
-                raise RuntimeError(f"a round on public rows failed: client {why}")
-            rounds.append((report.round, list(whole.sent)))
+            # not ``report``: that of a trusted server leaves out the clients
+            complete = strategy.exchange.report
+            if complete.reasons:
+                raise RuntimeError(f"a round on public rows failed: client {complete.reasons}")
+            rounds.append((report.round, list(complete.sent)))
 
         strategy = FedLSG(
             state,
@@ -115,11 +121,10 @@ def try_rounds(plan: Plan) -> Trial:
 
 
 def time_step(plan: Plan) -> tuple[float, int, int | None]:
-    """Seconds of one local step on public rows, how many rows it had, and its peak of memory in
-    bytes.
+    """Time one local step on public rows; returns seconds, its rows, and its peak of memory.
 
-    It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory
-    is that of this process with the data, None where the system does not tell.
+    It has one microbatch at most: a larger batch takes proportionally longer, and no more memory.
+    Memory, in bytes, is that of this process with the data; None if the system does not report it.
     """
     batch = round(plan.clients.largest_batch if plan.unit.whole else plan.local.expected_batch)
     with _untouched(plan):
@@ -135,28 +140,27 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
         here = Process(base=base, state=state.public, held=Held(state.public))
         checked, account = check(state.model, round_plan.frame), NoAccount()
         release = round_plan.release
-        # noise of a step is no time
+        # of a secure sum the noise is left out
         add = None if release is None else lambda total, mechanism, stream: total
         _reset_peak()
-        clock, taken = _clock(plan), list[float]()
+        clock = _clock(plan)
+        seconds: list[float] = []
         for _ in range(1 + REPEATS):  # the first pass prepares kernels
             began = clock()
             train_round(here, account, round_plan, size, checked, add)
-            taken.append(clock() - began)
-            if sum(taken) > TIMED_SECONDS:
+            seconds.append(clock() - began)
+            if sum(seconds) > TIMED_SECONDS:
                 break
-    return min(taken), size, _peak(plan.device)
+    return min(seconds), size, _peak(plan.device)
 
 
 def _small(plan: Plan) -> Plan:
     """The plan with clients that hold ``ROWS`` public rows, all of which are in every batch."""
-    number = (
-        plan.settings.clients_per_round
-        if plan.sums is not None
-        else min(TRIAL_CLIENTS, len(plan.terms))
-    )
-    largest = max(plan.terms, key=lambda one: one.num_examples)
-    terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
+    number = min(TRIAL_CLIENTS, len(plan.terms))
+    if plan.sums is not None:
+        number = plan.settings.clients_per_round
+    largest = max(plan.terms, key=lambda terms: terms.num_examples)
+    small_terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
     without_clock: dict[str, Any] = dict.fromkeys(CLOCK)
     settings = replace(
         plan.settings,
@@ -173,18 +177,20 @@ def _small(plan: Plan) -> Plan:
     return replace(
         on_public_rows(plan, plan.workload.test, ROWS, clients=number),
         settings=settings,
-        terms=terms,
+        terms=small_terms,
         local=replace(plan.local, sample_rate=1.0),
     )
 
 
 def _everybody(plan: Plan) -> Participation:
+    """All clients in each round."""
     number = len(plan.terms)
     return Participation(clients=number, per_round=number, seed=plan.settings.seed)
 
 
 @contextmanager
 def _untouched(plan: Plan) -> Iterator[None]:
+    """Restore the user's objects and torch's generators after the block."""
     workload: Any = plan.workload
     used = workload.loss, workload.test.prepare, workload.models
     with restored(*used, data=True), own_draws(plan.device):
@@ -192,13 +198,14 @@ def _untouched(plan: Plan) -> Iterator[None]:
 
 
 def _clock(plan: Plan) -> Callable[[], float]:
-    """On processors the time of this process: others that are at work do not count."""
+    """A clock in seconds; on processors, CPU time: other processes do not count."""
     if plan.device == "cuda":
         return time.monotonic
     return lambda: time.process_time() / max(1, plan.settings.threads)
 
 
 def _reset_peak() -> None:
+    """Reset the peak of memory, of the GPU and of this process (Linux)."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
@@ -206,6 +213,7 @@ def _reset_peak() -> None:
 
 
 def _peak(device: str) -> int | None:
+    """The peak of memory in bytes; None if the system does not report it."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     try:

@@ -1,7 +1,7 @@
-"""``fedlsg plan``: what a run would send, spend and take.
+"""``fedlsg plan``: the bytes, epsilon and time of a run before it begins.
 
 The numbers are from the plan of the run, and from a short trial of its messages and of one step
-(``trial``). Nothing is charged, and no run begins.
+(``message_trial``). Nothing is charged, and no run begins.
 """
 
 import json
@@ -41,17 +41,21 @@ from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 
 PHONES, DROPOUT = 1000, 0.2
+"""The federation of phones by default: their number, and the share that leaves in each round."""
 FLOWER_UP, FLOWER_DOWN = 17_000, 4_200
-"""Bytes that Flower's deployment engine adds for a client and round, whatever the messages have:
-docs/results/communication.md, "Bytes on a socket".
-"""
+"""Bytes that Flower's deployment engine adds for a client and round, whatever the messages are:
+docs/results/communication.md, "Bytes on a socket"."""
 LEVELS = ("values", "payload", "wire")
+"""Levels of bytes, see ``Sent``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Bytes of one client in a round: ``first`` round down, ``later`` down in a round after one
-    that it was in, up.
+    """Bytes of one client in a round, by level.
+
+    up: from the client.
+    first: to the client in its first round.
+    later: to the client in a round after one in which it took part.
     """
 
     up: Mapping[str, float]
@@ -60,17 +64,18 @@ class Message:
 
 
 def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> dict[str, Any]:
-    """All numbers of a plan: what ``--json`` prints. Names are those of summary.json where they
-    mean the same.
+    """All numbers of a plan, as ``--json`` prints them; common names are those of summary.json.
 
-    Raises ValueError for phones or a dropout out of range, RuntimeError where the trial fails.
+    Raises ValueError for phones or a dropout out of range, RuntimeError if the trial fails.
     """
     if phones < 1 or not 0 <= dropout < 1:
         raise ValueError(
             f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1"
         )
-    s, trial = plan.settings, try_rounds(plan)
+    s = plan.settings
+    trial = try_rounds(plan)
     epsilon, noise_multiplier = worst(plan)
+    first = first_step(plan)
     public = plan.initial.server().public
     frame = mean_frame(public)
     message = _message(plan, trial, frame.wire.kept)
@@ -108,13 +113,13 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "delta": s.delta,
         "choices": [asdict(choice) for choice in choices(plan)],
         "rho": rho_of(plan, public),
-        "first_step": None if (first := first_step(plan)) is None else _first_step(first),
+        "first_step": None if first is None else _first_step_facts(first),
         **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
         **_cost(plan, trial),
     }
 
 
-def _first_step(first: FirstStep) -> dict[str, Any]:
+def _first_step_facts(first: FirstStep) -> dict[str, Any]:
     return {
         "signal": first.signal,
         "rows": first.rows,
@@ -124,32 +129,36 @@ def _first_step(first: FirstStep) -> dict[str, Any]:
 
 
 def _message(plan: Plan, trial: Trial, kept: int) -> Message:
-    """Bytes up are those of the mean round: a mask may keep more of a later one."""
+    """The bytes of a client; bytes up are those of the mean round, which has ``kept`` values.
+
+    The trial has the first round. If its frame has other values, bytes change in proportion.
+    """
     last = max(number for number, _ in trial.rounds)
     up = dict(trial.per_client("up", 1))
-    first = plan.initial.server().public.frame(1, updates=0).wire.kept if _changes(plan) else kept
-    more = up["values"] * (kept / first - 1)
+    kept_first = kept
+    if _changes(plan):
+        kept_first = plan.initial.server().public.frame(1, updates=0).wire.kept
+    additional = up["values"] * (kept / kept_first - 1)
     return Message(
-        up={level: up[level] + more for level in LEVELS},
+        up={level: up[level] + additional for level in LEVELS},
         first=trial.per_client("down", 1),
         later=trial.per_client("down", last),
     )
 
 
 def _changes(plan: Plan) -> bool:
-    """Whether the mask's rate follows the time, and the first frame needs nothing but the
-    weights.
-    """
+    """Whether the mask's rate changes over rounds, and the first frame follows from the weights."""
     mask = plan.method.mask
     return bool(mask.cooling or mask.sparsity_from) and plan.method.carrier.source is None
 
 
-def _totals(plan: Plan, trial: Trial, one: Message) -> tuple[int, int]:
+def _totals(plan: Plan, trial: Trial, message: Message) -> tuple[int, int]:
     """Payload bytes down and up in the whole run, if nobody fails."""
     down = up = 0.0
-    for clients, replied, missed in _rounds(plan):
-        each = one.first["payload"] if missed is None else _down(plan, one, missed)
-        down, up = down + clients * each, up + replied * one.up["payload"]
+    for clients, replies, missed in _rounds(plan):
+        each = message.first["payload"] if missed is None else _down(plan, message, missed)
+        down += clients * each
+        up += replies * message.up["payload"]
     for number, _ in trial.rounds:
         if number == 0:  # the pruning round, of all clients
             down += len(plan.terms) * trial.per_client("down", 0)["payload"]
@@ -158,64 +167,64 @@ def _totals(plan: Plan, trial: Trial, one: Message) -> tuple[int, int]:
 
 
 def _rounds(plan: Plan) -> Iterator[tuple[float, float, int | None]]:
-    """For each group of a round's clients: how many, how many reply, and the rounds since they were
-    last there.
+    """For clients of a round: their number, the number of replies, and the updates they missed.
+
+    None is an unknown number of missed updates.
     """
     conditions, rounds = plan.clients.participation, plan.schedule.rounds
-    if plan.unit.at_server:  # who is drawn nobody knows: the expected number
+    if plan.unit.at_server:  # the draw is secret: the expected number
         expected = float(plan.settings.clients_per_round)
         for _ in range(rounds):
             yield expected, expected * (1 - conditions.dropout), None
         return
-    held: dict[int, int] = {}
+    version_of: dict[int, int] = {}  # the number of updates in each client's replica
     for round, selected in enumerate(conditions.schedule(rounds), 1):
         leaving = conditions.leaving(round)
         for client in selected:
             stays = client not in leaving
-            yield 1, float(stays), round - 1 - held.get(client, 0)
+            yield 1, float(stays), round - 1 - version_of.get(client, 0)
             if stays:
-                held[client] = round - 1
+                version_of[client] = round - 1
 
 
-def _down(plan: Plan, one: Message, missed: int) -> float:
-    """Of a client that missed so many updates: they, or the whole model where that is smaller."""
+def _down(plan: Plan, message: Message, missed: int) -> float:
+    """Payload bytes to a client that missed so many updates: these, or a smaller whole model."""
     if plan.settings.downlink == "full":
-        return one.later["payload"]
-    step = one.later["payload"] - one.first["payload"]
+        return message.later["payload"]
+    step = message.later["payload"] - message.first["payload"]
     whole = 4 * plan.initial.dense_parameters
-    return one.first["payload"] + (missed * step if missed * step <= whole else whole)
+    return message.first["payload"] + min(missed * step, whole)
 
 
 def _phones(
-    plan: Plan, one: Message, values: int, blocks: int, phones: int, dropout: float
+    plan: Plan, message: Message, values: int, blocks: int, phones: int, dropout: float
 ) -> dict[str, Any]:
-    """A federation of phones like the mean client, all of whom are asked in every round, and a
-    share of whom leaves.
+    """The numbers of a federation of phones, each like the mean client of the plan.
+
+    All phones are asked in every round, and a share (``dropout``) leaves. In a secure sum, values
+    get wider and the rest of a payload longer, see ``_secure_growth``.
     """
     stay = max(1, round(phones * (1 - dropout)))
     rounds = plan.schedule.rounds
-    noise = plan.method.mechanism
-    up, first, later = (part["payload"] for part in (one.up, one.first, one.later))
+    mechanism = plan.method.mechanism
+    up, first, later = (part["payload"] for part in (message.up, message.first, message.later))
     if plan.sums is not None:
         wider, denser = _secure_growth(plan, values, blocks, phones, stay)
-        up = one.up["values"] * wider + (up - one.up["values"]) * denser
+        up = message.up["values"] * wider + (up - message.up["values"]) * denser
         first, later = (
             part["values"] + (part["payload"] - part["values"]) * denser
-            for part in (one.first, one.later)
+            for part in (message.first, message.later)
         )
-    of_sum = noise.adds_noise and plan.settings.trust == "client"
-    ratio = (
-        rho(
-            noise,
+    ratio = None
+    if mechanism.adds_noise and plan.settings.trust == "client":
+        ratio = rho(
+            mechanism,
             [terms.noise_multiplier * terms.weight for terms in plan.terms],
             clients_per_round=stay,
             values=values,
             blocks=blocks,
             expected_batch=plan.divisor / plan.settings.clients_per_round * stay,
         )
-        if of_sum
-        else None
-    )
     return {
         "phones": phones,
         "dropout": dropout,
@@ -230,36 +239,35 @@ def _phones(
 def _secure_growth(
     plan: Plan, values: int, blocks: int, phones: int, stay: int
 ) -> tuple[float, float]:
-    """How much wider a value is in a sum of so many phones, and how many more neighbours a phone
-    has a share for.
+    """Growth from the plan's secure sum to one of so many phones: bits of a value, neighbours.
+
+    A sum of K clients needs more than (K + t) / 2 survivors, where t may collude.
     """
-    before = plan.sums
-    assert before is not None
-    t = before.colluders
-    after = replace(
-        before,
+    planned = plan.sums
+    assert planned is not None
+    t = planned.colluders
+    of_phones = replace(
+        planned,
         clients=phones,
         min_survivors=min(phones, max(stay, (phones + t) // 2 + 1)),
-        expected_examples=before.expected_examples / before.clients * phones,
+        expected_examples=planned.expected_examples / planned.clients * phones,
     )
-    how = plan.terms[0].mechanism(plan.method.mechanism)
+    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
     bits, degrees = list[int](), list[int]()
-    for sums in (before, after):
-        noise = replace(how, noise_share=sums.contributors**-0.5)
-        bits.append(plan_release(sums, noise, values=values, blocks=blocks).grid.bits)
-        degrees.append(
-            plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t).degree
-        )
+    for sums in (planned, of_phones):
+        shared = replace(mechanism, noise_share=sums.contributors**-0.5)
+        bits.append(plan_release(sums, shared, values=values, blocks=blocks).grid.bits)
+        graph = plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t)
+        degrees.append(graph.degree)
     return bits[1] / bits[0], degrees[1] / degrees[0]
 
 
 def worst(plan: Plan) -> tuple[float, float]:
-    """The largest epsilon of a client that takes part in all of the rounds that it is drawn for,
-    and the noise multiplier of that client.
-    """
+    """The largest epsilon of a client that takes part in all its rounds, and its sigma."""
     if not plan.method.mechanism.private or plan.settings.reproducible:
         return math.inf, max(terms.noise_multiplier for terms in plan.terms)
-    blocks, multipliers = count_blocks(plan), dict[tuple[Event, ...], float]()
+    blocks = count_blocks(plan)
+    multipliers: dict[tuple[Event, ...], float] = {}
     for terms, steps in set(zip(plan.terms, plan.clients.steps, strict=True)):
         first, *pruning = events_of(plan, terms, blocks)
         counted = plan.clients.accounted_steps(terms.num_examples, steps)
@@ -273,7 +281,8 @@ def worst(plan: Plan) -> tuple[float, float]:
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
     """Time of a step and of the run on this machine, and memory: from one measured step."""
     seconds, rows, memory = time_step(plan)
-    s, batch = with_engine(plan)[0].settings, plan.clients.largest_batch
+    batch = plan.clients.largest_batch
+    s = with_engine(plan)[0].settings
     step = seconds * max(batch, 1.0) / rows
     client = plan.local.steps * step + trial.seconds / trial.clients
     workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
@@ -303,19 +312,17 @@ NOTE = (
 def plan_command(
     given: dict[str, Any], console: Console, *, phones: int, dropout: float, as_json: bool
 ) -> None:
-    """``fedlsg plan``: it refuses what ``run`` refuses, in the same words. Nothing is charged, and
-    no run begins.
-    """
+    """``fedlsg plan``. It refuses settings as ``fedlsg run`` does, with the same messages."""
     settings = from_root(resolve(given))
     callbacks = named(settings.callbacks)
-    where = Console(stderr=True) if as_json else console  # JSON is alone on its stream
-    with working(where, "loading data, calibrating noise") as say:
+    progress = Console(stderr=True) if as_json else console  # stdout has only the JSON
+    with working(progress, "loading data, calibrating noise") as say:
         plan = ready_plan(settings, progress=say, given=words_given(given), callbacks=callbacks)
         say("two rounds on public rows")
         facts = facts_of(plan, phones=phones, dropout=dropout)
     if as_json:
-        endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
-        return print_whole(json.dumps(endless, indent=2, allow_nan=False), console)
+        finite = {name: "inf" if value == math.inf else value for name, value in facts.items()}
+        return print_whole(json.dumps(finite, indent=2, allow_nan=False), console)
     console.print(facts_shown(_words(facts)))
     for line in (NOTE, *plan.for_owner, *plan.notes, alike_line(plan.clients.names)):
         if line:
@@ -336,9 +343,9 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         else f"; in its first {_bytes(sizes['down_first'])}"
     )
     whose = ""
-    if own := facts["choices"]:
+    if facts["choices"]:
         whose = " for the client with the largest epsilon"
-        least = epsilon_words(own[0]["epsilon"], 3)
+        least = epsilon_words(facts["choices"][0]["epsilon"], 3)
         epsilon = f"{epsilon}; each client has its own, {least} the smallest"
     noise = f"sigma {facts['noise_multiplier']:.4g}{whose}{_rho(facts['rho'])}"
     lines = {
@@ -381,13 +388,13 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _deployment(facts: Mapping[str, Any]) -> str:
-    """What Flower itself sends in a deployment, next to the payload."""
-    more, payload = facts["deployment_bytes"], facts["bytes"]["up"]["payload"]
+    """The bytes that Flower itself adds in a deployment, in words."""
+    added, payload = facts["deployment_bytes"], facts["bytes"]["up"]["payload"]
     words = (
-        f"Flower adds about {human_bytes(more['up'])} up and {human_bytes(more['down'])} down a "
+        f"Flower adds about {human_bytes(added['up'])} up and {human_bytes(added['down'])} down a "
         "client and round"
     )
-    if more["up"] <= payload:
+    if added["up"] <= payload:
         return words
     return f"{words}: MORE than the payload up, so a smaller payload saves little there"
 
@@ -396,6 +403,7 @@ BY_NOISE_WORDS = " (weighting=noise, for clients whose data are alike)"
 
 
 def _choice(choice: Mapping[str, Any]) -> str:
+    """The clients that chose one epsilon, in words."""
     epsilon, most = (epsilon_words(choice[name], 3) for name in ("epsilon", "most"))
     spent = f"epsilon {epsilon}" if epsilon == most else f"epsilon {epsilon} to {most}"
     delta, most_delta = choice["delta"], choice["most_delta"]
@@ -407,11 +415,12 @@ def _choice(choice: Mapping[str, Any]) -> str:
     return f"{words}{BY_NOISE_WORDS}" if str(choice["name"]).endswith("by noise") else words
 
 
-def _rho(found: float | None) -> str:
-    return "" if not found else f", rho {found:.3g}"
+def _rho(rho: float | None) -> str:
+    return f", rho {rho:.3g}" if rho else ""
 
 
 def _bytes(sizes: Mapping[str, float]) -> str:
+    """Bytes of a message at three levels, in words."""
     return (
         f"{sizes['payload']:,.0f} bytes ({sizes['values']:,.0f} of values; {sizes['wire']:,.0f} on "
         "the wire)"

@@ -1,8 +1,7 @@
-"""Whether a model learns at all: training on public rows without clip and noise, by the optimizer
-of the run.
+"""A trial whether a model learns at all: training on public rows without clip and noise.
 
-It answers what a run at the accuracy of guessing leaves open: noise, or something else. It reads
-the public test split alone, on a new model, so it costs no privacy.
+For a run at the accuracy of guessing it shows whether noise is the reason. It uses the optimizer of
+the run on a new model, and reads only the public test split, so it costs no privacy.
 """
 
 import time
@@ -22,21 +21,21 @@ from fedlsg.training.server_round import make_optimizer
 from fedlsg.user_code.objects import restored
 
 ROWS = 128
-"""Public rows that are trained on, at most."""
+"""Public rows to train on, at most."""
 MIN_STEPS, MAX_STEPS = 40, 200
-"""Updates: as many as the run had; where the model has not learned by then, so many, one after the
-other: a run of few updates is no evidence against its model."""
+"""Numbers of updates after those of the run at which the model is measured again, until it learns:
+a run of few updates is no evidence against its model."""
 SECONDS = 3.0
-"""No update begins later."""
+"""Time after which no update begins."""
 SLOW_SECONDS = 0.5
-"""Seconds of one look at the rows: a model that takes longer is not tried."""
+"""Time of one evaluation on the rows from which a model is too slow to be tried."""
 
 
 def learn_public_rows(plan: Plan) -> Trial | None:
-    """Train a new model of a plan on public rows; None where test rows are private ones, where
-    targets are no classes, and for a slow model or one that fails.
+    """Train a new model of a plan on public rows.
 
-    ``learns`` says whether its accuracy on the same rows is above guessing.
+    None if test rows are private, if targets are no classes, and for a model that is slow or fails.
+    ``Trial.learns``: whether its accuracy on the same rows is above guessing.
     """
     try:
         return _learn(plan)
@@ -48,45 +47,45 @@ def _learn(plan: Plan) -> Trial | None:
     workload = plan.workload
     if workload.num_classes is None or plan.settings.tests_private_rows:
         return None
-    as_long = min(max(plan.schedule.rounds, 1), MAX_STEPS)
-    some = workload.test.pick(spaced(len(workload.test), ROWS))
+    steps_of_run = min(max(plan.schedule.rounds, 1), MAX_STEPS)
+    rows = workload.test.pick(spaced(len(workload.test), ROWS))
     with restored(workload.loss, workload.test.prepare, data=True), own_draws(plan.device):
         model = plan.initial.public().model.to(plan.device)
         began = time.monotonic()
-        before = evaluate(model, some, loss=workload.loss, device=plan.device)
+        before = evaluate(model, rows, loss=workload.loss, device=plan.device)
         if time.monotonic() - began > SLOW_SECONDS:
             return None
-        chance = chance_of({"test": some}, workload.num_classes)
-        done, learns, after = 0, False, before
-        for goal in dict.fromkeys((as_long, max(as_long, MIN_STEPS), MAX_STEPS)):
-            left = SECONDS - (time.monotonic() - began)
-            if learns or left <= 0:
+        chance = chance_of({"test": rows}, workload.num_classes)
+        updates, learns, after = 0, False, before
+        for goal in dict.fromkeys((steps_of_run, max(steps_of_run, MIN_STEPS), MAX_STEPS)):
+            seconds_left = SECONDS - (time.monotonic() - began)
+            if learns or seconds_left <= 0:
                 break
-            done += _train(plan, model, some, goal - done, left)
-            after = evaluate(model, some, loss=workload.loss, device=plan.device)
+            updates += _train(plan, model, rows, goal - updates, seconds_left)
+            after = evaluate(model, rows, loss=workload.loss, device=plan.device)
             assert after.accuracy is not None
             learns = beats_chance([after.accuracy], chance)
-    return Trial(learns=learns, before=before.loss, after=after.loss, updates=done)
+    return Trial(learns=learns, before=before.loss, after=after.loss, updates=updates)
 
 
-def _train(plan: Plan, model: nn.Module, some: Split, updates: int, seconds: float) -> int:
-    """Train on all rows in each update; returns how many there was time for."""
+def _train(plan: Plan, model: nn.Module, rows: Split, updates: int, seconds: float) -> int:
+    """Train on all rows in each update; returns the number of updates that there was time for."""
     optimizer, scheduler = make_optimizer(
         trainable(model),
         plan.method.server,
         updates=updates,
         classifier=plan.workload.classifier or "",
     )
-    inputs, targets = some.batch(torch.arange(len(some)))
-    given, wanted = to_device(inputs, plan.device), targets.to(plan.device)
+    inputs, targets = rows.batch(torch.arange(len(rows)))
+    inputs, targets = to_device(inputs, plan.device), targets.to(plan.device)
     began = time.monotonic()
     model.train()
     for done in range(updates):
         if time.monotonic() - began > seconds:
             return done
         optimizer.zero_grad()
-        outputs = model(**given) if isinstance(given, dict) else model(given)
-        plan.workload.loss(outputs, wanted).mean().backward()
+        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        plan.workload.loss(outputs, targets).mean().backward()
         optimizer.step()
         scheduler.step()
     return updates

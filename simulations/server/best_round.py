@@ -1,6 +1,4 @@
-"""Callbacks that watch what is measured on the test splits: stop when it improves no more, keep the
-model of the best round.
-"""
+"""Callbacks that watch a test score: stop a run that stops improving, keep the best model."""
 
 import math
 from pathlib import Path
@@ -20,19 +18,19 @@ Mode = Annotated[
 
 
 class Best:
-    """The best value of a column so far. ``offer`` says whether a row improved it by more than
-    ``least``.
-
-    Raises ValueError, with the line to write, for a column that is not measured, and one of which
-    nobody knows whether more is better.
-    """
+    """The best value of a column so far, and its round; None before the first value."""
 
     def __init__(
         self, directions: Directions, monitor: str, mode: Mode, least: float = 0.0
     ) -> None:
+        """Watch the column ``monitor``; an improvement is a change by more than ``least``.
+
+        Raises ValueError, with the line to write, for a column that is not measured, and for one of
+        which nobody knows whether more is better.
+        """
         self.monitor, self.least = monitor, least
-        known = choose("monitor", monitor, directions)
-        higher = choose("mode", mode, {"auto": known, "max": True, "min": False})
+        declared = choose("monitor", monitor, directions)
+        higher = choose("mode", mode, {"auto": declared, "max": True, "min": False})
         if higher is None:
             function = monitor if monitor.isidentifier() else "function"
             raise ValueError(
@@ -45,7 +43,7 @@ class Best:
         self.round: int | None = None
 
     def offer(self, row: Columns) -> bool:
-        """Take the row's value if it is better; one that is not a finite number never is."""
+        """Take the row's value if it is better, and say whether it is; only finite values are."""
         value = row.get(self.monitor)
         if (
             value is None

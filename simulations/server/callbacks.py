@@ -1,12 +1,11 @@
-"""What runs around a run: code that the server calls when a run begins, after each round, and when
-it ends.
+"""Callbacks: code that the server calls when a run begins, after each round, and when it ends.
 
-A callback sees public values alone: settings, rows of rounds.csv, the model, the summary. What it
-does costs no epsilon. (Under trust=server rows and summary have what
-``fedlsg.simulations.storage.declared`` lists: no bytes, counts and times.) But a round that was
-chosen by its test accuracy was chosen on the test split: that is too high for new data.
+A callback sees only public values: settings, rows of rounds.csv, the model, the summary. So it
+costs no epsilon. Under trust=server rows and summary have no bytes, counts and times
+(``fedlsg.simulations.storage.declared``). But a round that is chosen by its test accuracy is chosen
+on the test split: that accuracy is too high for new data.
 
-``named`` has the callbacks of fedlsg, and the setting ``callbacks``.
+``named_callbacks`` has the callbacks of fedlsg, and the setting ``callbacks``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +23,7 @@ Directions = Mapping[str, bool | None]
 
 
 class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
-    """Raised by a callback: the run ends here, with ``reason`` in its summary, and everything of it
-    is written.
-    """
+    """Raised by a callback to end the run: all its files are written, with ``reason`` in them."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,8 +36,8 @@ class Watched:
     ``path``: its directory.
     ``settings``: as in config.toml.
     ``rows``: of the rounds that an earlier process finished.
-    ``directions``: as in ``Callback.on_plan``. ``save_model(folder)``: write the model as it is
-        now, as the run itself does at its end.
+    ``directions``: as in ``Callback.on_plan``.
+    ``save_model(folder)``: write the model as it is now, as the run itself does at its end.
     """
 
     path: Path
@@ -56,27 +53,19 @@ class Callback:
     """
 
     def on_plan(self, directions: Directions) -> None:
-        """Before a new run is written or charged, with the columns that it will measure: raise
-        ValueError for what does not fit.
-        """
+        """Before a new run is written or charged: raise ValueError if its columns do not fit."""
 
     def on_begin(self, run: Watched) -> None:
-        """Before the first round of this process; ``run.rows`` are not given to ``on_round``
-        again.
-        """
+        """Before the first round of this process; ``on_round`` does not get ``run.rows`` again."""
 
     def on_round(self, row: dict[str, Any]) -> None:
         """After each round, when its row and checkpoint are on disk."""
 
     def on_end(self, summary: Columns) -> None:
-        """After the last round, or when the run was stopped; summary.json and report.html are
-        written.
-        """
+        """After the last round, or when the run was stopped; its files are written."""
 
     def on_failure(self, error: BaseException) -> None:
-        """When this process leaves the run before its end: an error, or Ctrl-C. Afterwards the
-        error goes on.
-        """
+        """When an error, or Ctrl-C, ends the process before the run; it is raised again after."""
 
 
 class Function(Callback):
@@ -90,12 +79,12 @@ class Function(Callback):
 
 
 class CallbackList(Callback):
-    """Several, called in their order; each gets a row of its own. Who has not begun is not told of
-    an end.
+    """Several callbacks as one, called in their order; each gets its own copy of a row.
 
-    A method of ``Callback`` that this class does not define calls each of them (``call_each``).
-    StopRun ends a run between two rounds: raised within a round, it waits for the next
-    ``on_round``, when row and checkpoint are on disk.
+    A method of ``Callback`` that this class does not define calls each of them (``call_each``). A
+    callback whose ``on_begin`` was not called gets no ``on_end`` and no ``on_failure``. StopRun
+    ends a run between two rounds: raised within a round, it waits for the next ``on_round``, when
+    row and checkpoint are on disk.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -103,18 +92,16 @@ class CallbackList(Callback):
         self._begun: list[Callback] = []
         self._stop: StopRun | None = None
 
-    def call_each(self, moment: str, *given: Any) -> None:
-        """Call a method of every callback, each with copies of its own; StopRun waits until all
-        were called.
-        """
+    def call_each(self, method: str, *arguments: Any) -> None:
+        """Call a method of every callback with its own copies; StopRun waits until all returned."""
         for callback in self._callbacks:
             try:
-                getattr(callback, moment)(*map(copy, given))
-            except StopRun as asked:
-                self._stop = self._stop or asked
+                getattr(callback, method)(*map(copy, arguments))
+            except StopRun as stop:
+                self._stop = self._stop or stop
 
     @contextmanager
-    def told_of_failure(self) -> Iterator[None]:
+    def report_failure(self) -> Iterator[None]:
         """Call ``on_failure`` for an exception that leaves the block, and raise it again."""
         try:
             yield
@@ -128,17 +115,13 @@ class CallbackList(Callback):
             callback.on_begin(run)
 
     def on_round(self, row: dict[str, Any]) -> None:
-        """Every callback gets the row, also the one after a callback that stops the run: a logger,
-        the best model.
-        """
+        """Give every callback the row, also those after a callback that stops the run."""
         self.call_each("on_round", row)
         if self._stop is not None:
             raise self._stop
 
     def on_end(self, summary: Columns) -> None:
-        """A summary of its own for each: what is printed afterwards is the run's. Nothing is left
-        to be stopped.
-        """
+        """Give each callback its own copy of the summary. StopRun means nothing any more."""
         while self._begun:
             with suppress(StopRun):
                 self._begun.pop(0).on_end(deepcopy(dict(summary)))
@@ -149,9 +132,9 @@ class CallbackList(Callback):
                 self._begun.pop(0).on_failure(error)
 
 
-for _moment in vars(Callback).keys() - vars(CallbackList).keys():
-    if _moment.startswith("on_"):  # it would inherit one that does nothing
-        setattr(CallbackList, _moment, partialmethod(CallbackList.call_each, _moment))
+for _method in vars(Callback).keys() - vars(CallbackList).keys():
+    if _method.startswith("on_"):  # the inherited method would do nothing
+        setattr(CallbackList, _method, partialmethod(CallbackList.call_each, _method))
 
 
 def as_callbacks(given: object) -> tuple[Callback, ...]:

@@ -1,8 +1,8 @@
-"""What a run says of each client, one row a client: all of it in clients.csv, for the owner alone.
+"""Results of each client, one row a client: complete in clients.csv, which is for the owner only.
 
 ``by_client`` of summary.json is for everybody who reads the run: it has no number of examples, and
-no name unless the setting ``show_names`` says so. A run whose server keeps who takes part a secret
-has neither.
+no name unless the setting ``show_names`` is on. A run whose server draws clients in secret has
+neither.
 """
 
 import math
@@ -19,12 +19,14 @@ TESTED = ("test_rows", "accuracy", "loss")
 def client_rows(
     plan: Plan, epsilons: Sequence[float], tested: Sequence[tuple[int, Score | None]] | None
 ) -> list[Record]:
-    """A row for each client, the worst accuracy (or loss) first; without ``tested`` in the order of
-    their numbers.
+    """A row for each client, the worst accuracy (or loss) first.
 
-    epsilons: certified, by client; a row has None where no finite one is claimed. tested: the
-    number of test rows that are a client's, and what was measured on them. No rows where neither
-    names, measurements nor own epsilons are there, or the server draws the clients in secret.
+    No rows if there are neither names nor measurements nor own epsilons, or if the server draws the
+    clients in secret.
+
+    epsilons: certified, by client; a row has None for an infinite one.
+    tested: the test rows of each client, and the scores on them; None if not measured, and rows are
+        then in the order of the clients.
     """
     has_budgets = plan.clients.own_budgets
     if plan.unit.at_server or (plan.clients.names is None and tested is None and not has_budgets):
@@ -46,8 +48,11 @@ def client_rows(
 
 
 def _budget(plan: Plan, client: int, epsilon: float) -> Record:
-    """What a client with a budget of its own may spend, what is left, and how much it counts:
-    public numbers. Its epsilons are at its own delta.
+    """The columns of a client with a budget of its own: public numbers.
+
+    planned: epsilon that it may spend, at its own delta.
+    left: epsilon that is not spent yet; None for an infinite epsilon.
+    weight: of its payloads in the sum.
     """
     planned, delta = plan.clients.budgets[client]
     assert planned is not None
@@ -57,7 +62,10 @@ def _budget(plan: Plan, client: int, epsilon: float) -> Record:
 
 
 def shared_rows(plan: Plan, rows: Iterable[Record]) -> list[Record]:
-    """The same for files that are meant to be shared; nothing if it were the numbers alone."""
+    """Rows for summary.json, without numbers of examples and, unless they are shown, names.
+
+    No rows if nothing but the clients' numbers is left.
+    """
     names = plan.settings.show_names
     hidden = {"examples", "persons", *([] if names else ["name"])}
     shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
@@ -65,9 +73,8 @@ def shared_rows(plan: Plan, rows: Iterable[Record]) -> list[Record]:
 
 
 def _badness(row: Record) -> tuple[float, float]:
-    """What sorts the worst client first, and those without test rows last."""
+    """A key that sorts the worst client first, and clients without test rows last."""
     accuracy, loss = row.get("accuracy"), row.get("loss")
-    return (
-        math.inf if loss is None else 0.0 if accuracy is None else accuracy,
-        0.0 if loss is None else -loss,
-    )
+    if loss is None:
+        return math.inf, 0.0
+    return (0.0 if accuracy is None else accuracy), -loss

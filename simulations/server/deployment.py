@@ -1,5 +1,4 @@
-"""The nodes of a deployment as its server sees them: who they are, and copies of the ledgers that
-they keep.
+"""The nodes of a deployment, as its server sees them: identities, budgets, copies of ledgers.
 
 The nodes report N_k of every client, so the plan is made after they have replied. The server loads
 none of their rows.
@@ -45,33 +44,36 @@ def refuse_deployed_run(run: RunDir) -> None:
     if not is_deployed(run):
         return
     config = shlex.quote(str(run.config))
-    command, first = f"flwr run APP FEDERATION --run-config {config} --stream", ""
+    write_config = ""
     if run.read_values().get("run_dir") != str(run.path):
         line = shlex.quote(f'run-dir = "{run.path}"')
-        first = f"(grep -v '^run-dir' {config}; echo {line}) > continue.toml && "
-        command = command.replace(config, "continue.toml")
+        write_config = f"(grep -v '^run-dir' {config}; echo {line}) > continue.toml && "
+        config = "continue.toml"
     raise ValueError(
         f"{run.path} is a run of a deployment, whose clients have the data and the ledgers: start "
-        f"the SuperLink again, and continue with: {first}{command} (APP and FEDERATION: those of "
-        "the flwr run that began it)"
+        f"the SuperLink again, and continue with: {write_config}flwr run APP FEDERATION "
+        f"--run-config {config} --stream (APP and FEDERATION: those of the flwr run that began it)"
     )
 
 
 def is_deployed(run: RunDir) -> bool:
-    """Whether a run is one of a deployment. Before its first checkpoint its config.toml says so, in
-    which only Flower's runs name their own folder.
-    """
+    """Whether a run is one of a deployment."""
     if run.has_checkpoint:
         return bool(run.resume_point()[0].get("name"))
     values = run.read_values()
+    # only in runs of Flower's engine, config.toml names its own folder
     return values.get("engine") == "flower" and values.get("run_dir") == str(run.path)
 
 
 @dataclass(kw_only=True, eq=False)
 class Deployment:
-    """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``.
+    """The nodes of a deployment.
 
-    most_examples: N_k that a node may declare.
+    timeout: seconds of a round.
+    most_examples: largest N_k that a node may declare.
+    roster: the nodes that are clients.
+    copies: copies of the nodes' ledgers; None before ``open``.
+    watched: Flower's grid with a limit on the time of each node; None before ``watch``.
     """
 
     timeout: float
@@ -80,15 +82,17 @@ class Deployment:
     copies: LedgerCopies | None = None
     watched: WatchedGrid | None = None
     _news: dict[int, News] = field(default_factory=dict)
+    """Ledger entries by client that arrived before the run has a folder: they wait for ``open``."""
     _most: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """The budget (epsilon, delta) over all runs of each client that has one."""
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timeout, accept=self._accept, most_examples=self.most_examples)
 
     def watch(self, grid: Grid, settings: Settings) -> WatchedGrid:
         """Flower's grid with a limit on how long each node may take."""
-        most = math.inf if settings.client_timeout is None else settings.client_timeout
-        self.watched = WatchedGrid(grid, most, returned=self.roster.returned)
+        seconds = math.inf if settings.client_timeout is None else settings.client_timeout
+        self.watched = WatchedGrid(grid, seconds, returned=self.roster.returned)
         return self.watched
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
@@ -97,47 +101,48 @@ class Deployment:
 
         Raises RuntimeError, with each node's reason, before anything is spent.
         """
-        return self.roster.gather(
-            grid, len(wait_for_nodes(grid, 1)) if clients is None else clients
-        )
+        if clients is None:
+            clients = len(wait_for_nodes(grid, 1))
+        return self.roster.gather(grid, clients)
 
     def with_budgets(self, settings: Settings) -> Settings:
-        """The settings with the epsilons and deltas that nodes have for one run, in place of the
-        run's own word for these clients.
+        """The settings with the epsilons and deltas that nodes have for one run.
 
-        Each node checks its own, and spends no more, whatever the server plans.
+        They replace the settings' values for these clients. Each node checks its own, and spends no
+        more, whatever the server plans.
         """
         if settings.noise_multiplier is not None:
             return settings
-        known: dict[str, Any] = {}
-        for place, what in enumerate(BELOW):
-            by_client = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
+        changed: dict[str, Any] = {}
+        for place, what in enumerate(BELOW):  # a budget is (epsilon, delta)
+            by_client = {
+                client: budget[place]
+                for client, budget in self.roster.budgets.items()
+                if budget[place]
+            }
             if by_client:
                 name = f"client_{what}s"
                 before = numbered(getattr(settings, name) or "", what)
-                known[name] = text_of({**before, **by_client})
-        return replace(settings, **known)
+                changed[name] = text_of({**before, **by_client})
+        return replace(settings, **changed)
 
     def open(self, folder: Path, run: str) -> LedgerCopies:
-        """The copies in a run's folder, up to date with what the nodes have sent so far.
+        """The copies of ledgers in a run's folder, with all that the nodes have sent so far.
 
-        A node whose ledger does not continue its copy is left out, as in later rounds: it is asked
-        again in each.
+        A node whose ledger does not continue its copy is left out; each later round asks it again.
         """
         self.copies = LedgerCopies(folder=folder, run=run)
         for client, news in sorted(self._news.items()):
             try:
                 self.copies.take(client, news)
-            # a LedgerError, and whatever an odd number is to an accountant
-            except ValueError as error:
+            except ValueError as error:  # a LedgerError, or of an accountant for odd numbers
                 log(WARNING, "client %d cannot take part: %s", client, reason_of(error))
                 self.roster.forget(client)
         self._news.clear()
         return self.copies
 
     def close(self, grid: Grid, ledger: RunLedger) -> None:
-        """Ask every client once more: one that was charged for a lost reply has entries that its
-        copy here lacks.
+        """Ask every client for its ledger once more: replies may have been lost after a charge.
 
         A client that does not reply, or still trains for a round that is over, may be charged for
         each announcement that its copy does not have. Those charges are made in the run's own
@@ -146,14 +151,14 @@ class Deployment:
         assert self.copies is not None
         busy = set() if self.watched is None else self.watched.busy
         late = {client for client in self.roster.sizes if self.roster.node(client) in busy}
-        open_ = {client: list(terms) for client, terms in self.copies.unconfirmed.items()}
-        before = {client: self._rounds(client) for client in open_}
+        unconfirmed = {client: list(terms) for client, terms in self.copies.unconfirmed.items()}
+        before = {client: self._rounds(client) for client in unconfirmed}
         missing = set(self.roster.ask_again(grid))
         for client in sorted(missing | late):
             new = self._rounds(client) - before.get(client, Counter())
             assumed = list[int]()
-            for terms in open_.get(client, ()):
-                if new[terms["round"]] > 0:
+            for terms in unconfirmed.get(client, ()):
+                if new[terms["round"]] > 0:  # this announcement is in the copy by now
                     new[terms["round"]] -= 1
                 else:
                     self._assume(ledger.of(client), terms)
@@ -176,41 +181,40 @@ class Deployment:
         return Counter(entry.round for entry in entries if entry.run == self.copies.run)
 
     def _assume(self, charges: ClientCharges, terms: Mapping[str, Any]) -> None:
-        """Charge what a client may have charged."""
+        """Charge what a client may have charged for an announcement with these ``terms``."""
         assert self.copies is not None
         attempt = charges.next_attempt(terms["round"], self.copies.run)
         entry = Entry(client=charges.client, attempt=attempt, run=self.copies.run, **terms)
         charges.charge(charges.next_batch(entry))
 
     def check_budgets(self, plan: Plan) -> None:
-        """Raise ValueError where clients' budgets over all runs do not carry their planned rounds,
-        and the setting ``partial_run`` does not say that those that fit are wanted.
+        """Raise ValueError if clients' budgets over all runs are too small for the planned rounds.
 
-        Before a run begins and anybody is charged. Less than half of three clients or more are left
-        to themselves: no node can keep a run from starting. Each client checks every charge itself,
-        whatever is found here.
+        It is checked before anybody is charged. With the setting ``partial_run``, or if less than
+        half of the clients are concerned, it is only a warning: a few nodes cannot keep a run from
+        starting. Each client checks every charge itself, too.
         """
         unfit = self._unfit(plan)
         if not unfit:
             return
-        words = "; ".join(
+        reasons = "; ".join(
             f"client {client} has epsilon-max={self._most[client][0]:g} over all runs, with "
             f"{spent:.4g} spent: {fit} of its {planned} rounds fit"
             for client, (spent, fit, planned) in sorted(unfit.items())
         )
-        few = len(plan.terms) > 2 * len(unfit)
-        if plan.settings.partial_run or few:
-            log(WARNING, "the run will go on without clients whose budget ends: %s", words)
+        if plan.settings.partial_run or 2 * len(unfit) < len(plan.terms):
+            log(WARNING, "the run will go on without clients whose budget ends: %s", reasons)
             return
         raise ValueError(
-            f"nobody was charged: {words}. Give a smaller epsilon (more noise, less spent), ask "
+            f"nobody was charged: {reasons}. Give a smaller epsilon (more noise, less spent), ask "
             "for a larger epsilon-max, or give partial-run=true, which trains the rounds that fit "
             "and spends the rest"
         )
 
     def _unfit(self, plan: Plan) -> dict[int, tuple[float, int, int]]:
-        """Epsilon spent before, rounds that fit and planned rounds of the clients whose budget
-        does not carry all of them, from the ledgers that they sent.
+        """The clients whose budget is too small, from the ledgers that they sent.
+
+        By client: epsilon spent before, rounds that fit, planned rounds.
         """
         blocks = count_blocks(plan)
         unfit = {}
@@ -226,12 +230,14 @@ class Deployment:
                 fits = partial(_fits, plan, client, ledger.events(), blocks, most)
                 if fits(planned):
                     continue
+                # the first number of rounds that does not fit, less one; -1 if not even 0 fit
                 fit = bisect_left(range(planned + 1), True, key=lambda count: not fits(count)) - 1
                 spent = ledger.epsilon(most[1])
                 unfit[client] = (getattr(spent, "upper", math.inf), max(fit, 0), planned)
         return unfit
 
     def _accept(self, identity: Identity) -> None:
+        """Note the budget and the ledger entries that a node reports."""
         if identity.most is not None:
             self._most[identity.partition] = identity.most
         if self.copies is None:
@@ -248,8 +254,11 @@ def _fits(
     most: tuple[float, float],
     rounds: int,
 ) -> bool:
-    """Whether so many rounds of a client's plan are within (epsilon, delta), after what its ledger
-    holds.
+    """Whether a client may take part in so many rounds: whether its epsilon stays in its budget.
+
+    before: the events in its ledger.
+    blocks: of the model, see ``events_of``.
+    most: its budget (epsilon, delta) over all runs.
     """
     terms, clients = plan.terms[client], plan.clients
     training, *pruning = events_of(plan, terms, blocks)
@@ -262,11 +271,15 @@ def _fits(
 
 
 def most_examples(settings: Settings) -> int:
-    """The largest N_k that fits the run: delta is below 1 / N_k, and secure sums are planned for a
-    million at most.
+    """The largest N_k that a node may declare: delta must be below 1 / N_k.
 
-    A node that declares more is left out. In the plan, the whole run would be refused.
+    Secure sums have a limit of their own. A node that declares more is left out: with it in the
+    plan, the whole run would be refused.
     """
     most = MOST_EXAMPLES if settings.trust == "secure" else MAX_DECLARED_EXAMPLES
-    delta = float(RUN["delta"].setting.fallback or 0) if settings.delta is None else settings.delta
-    return most if unit_named(settings.unit).whole else min(most, max(math.ceil(1 / delta) - 1, 1))
+    if unit_named(settings.unit).whole:  # delta does not depend on N_k: a unit is a client
+        return most
+    delta = settings.delta
+    if delta is None:
+        delta = float(RUN["delta"].setting.fallback or 0)
+    return min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -1,15 +1,14 @@
-"""Accuracy, loss and the workload's own metrics on public test splits, of all of them and as each
-client sees them.
+"""Accuracy, loss and the workload's own metrics on public test splits, in all and by client.
 
-For a client, the public test split is cut into parts like the clients' own: by the column that made
-the clients, or with the class mix of each, by their scheme (``parts_of_test``). Nothing is measured
-on private rows: the accuracy of a client on its own training rows would be a release that no
-epsilon covers.
+For scores by client, the public test split is divided into parts that resemble the clients' rows:
+by the column that made the clients, or with the class mix of each, by their scheme
+(``parts_of_test``). Nothing is measured on private rows: the accuracy of a client on its own
+training rows would be a release that no epsilon covers.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -28,7 +27,7 @@ from fedlsg.gradients.losses import CLASSES
 from fedlsg.simulations.client.train import own_parameters
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.faults.client_test_rows import parts_of_test
-from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Split, to_device
 from fedlsg.simulations.workloads.base import Metric, cross_entropy
@@ -37,16 +36,20 @@ from fedlsg.strategies.strategy import DivergedError
 from fedlsg.user_code.objects import restored
 
 FEW_ROWS = 8
+"""Test rows that are enough to see whether the model still gives finite numbers."""
 NONE: Mapping[str, Metric] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy in 0..1 and mean loss; for several splits, their means with equal weights.
+    """Scores of one split, or means over several splits with equal weights.
 
-    ``accuracy`` is None where targets are no classes. ``by_split`` has the accuracy of each split,
-    ``metrics`` those of the workload, by name. ``by_class`` has the test rows of each class, in
-    the order of the classes, and how many of them are right, over all splits.
+    accuracy: in 0..1; None if targets are no classes.
+    loss: mean over the rows.
+    by_split: the accuracy of each split.
+    metrics: the workload's own metrics by name.
+    by_class: test rows of each class, in the order of the classes, and how many of them are right,
+        over all splits.
     """
 
     accuracy: float | None
@@ -57,10 +60,7 @@ class Score:
 
 
 class Evaluation:
-    """Scores of a run's model, also over several processes: each round is evaluated once.
-
-    ``overall`` measures in place of it, where clients have models of their own.
-    """
+    """Scores of a run's model: each round is evaluated once, also over several processes."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class Evaluation:
         device: str,
         overall: Callable[[], Score] | None = None,
     ) -> None:
+        """The evaluation of ``state``; ``overall``: measures instead if clients have own models."""
         self._state, self._workload, self._device, self._overall = state, workload, device, overall
         self._measured: tuple[int, Score] | None = None
 
@@ -85,8 +86,9 @@ class Evaluation:
         return self._measured[1]
 
     def after_round(self, round: int, *, due: bool) -> Score | None:
-        """The score if an evaluation is ``due``. Raises DivergedError, due or not, if the loss is
-        not finite.
+        """The score if an evaluation is ``due``, else None.
+
+        Raises DivergedError, due or not, if the loss is not finite.
         """
         score = self.measure() if due else None
         loss = self._loss_on_few_rows() if score is None else score.loss
@@ -95,7 +97,7 @@ class Evaluation:
         return score
 
     def _loss_on_few_rows(self) -> float:
-        """For rounds that are not evaluated: enough to see that the loss is not finite."""
+        """The loss on ``FEW_ROWS``, for rounds that are not evaluated."""
         test = self._workload.test
         few = test.pick(torch.arange(min(FEW_ROWS, len(test))))
         with self._state.evaluated() as model:
@@ -104,12 +106,12 @@ class Evaluation:
             ).loss
 
     def of_mean(self) -> Score | None:
-        """What predicting the mean of the test targets reaches; None where it means nothing."""
+        """The score of predicting the mean of the test targets, see ``score_of_mean``."""
         with self._state.evaluated() as model:
             return score_of_mean(model, self._workload, device=self._device)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The last score in plain values, None before the first."""
+        """The last score in plain values; None before the first."""
         if self._measured is None:
             return None
         round, measured = self._measured
@@ -175,19 +177,18 @@ def evaluate(
     device: str,
     batch_size: int = 200,
 ) -> Score:
-    """Accuracy (if targets are ``classes``), mean loss and metrics over one whole split, in
-    evaluation mode.
+    """Scores over one whole split, in evaluation mode.
 
-    Loss and metrics may work in place: each gets outputs and targets as the model and the split
-    gave them.
+    The accuracy is None unless targets are ``classes``. Loss and metrics may work in place: each
+    gets outputs and targets as the model and the split gave them.
     """
-    # a frozen part may stay in evaluation mode
+    # by module: a frozen part may be in evaluation mode before
     training = {module: module.training for module in model.modules()}
     model.eval()
     total = 0.0
     labels: list[Tensor] = []
     right: list[Tensor] = []
-    seen: list[list[Tensor]] = []
+    seen: list[list[Tensor]] = []  # outputs and targets of each batch, for the metrics
     with restored(loss):  # clients of this process have the same one
         for rows in split.order(torch.arange(len(split))).split(batch_size):
             inputs, targets = split.batch(rows)
@@ -200,7 +201,7 @@ def evaluate(
             if classes:
                 labels.append(targets.flatten().cpu())
                 right.append((classes_of(outputs, targets, loss) == targets).flatten().cpu())
-            # last: it may work in place
+            # last, since the loss may change its arguments
             total += float(loss(outputs, targets).sum())
     for module, mode in training.items():
         module.training = mode
@@ -227,17 +228,19 @@ def _counts_by_class(
 
 
 def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:
-    """The class that a model gives each example: that of its largest score.
+    """The class that a model predicts for each example: the class with the largest score.
 
-    Of two classes and one number an example it is the class with the smaller loss, whatever the
-    number is: a logit, a probability, a margin.
+    If the model gives one number for two classes, it is the class with the smaller loss, whatever
+    the number is: a logit, a probability, a margin.
     """
     scores = scores_of(outputs)
     if not has_one_number(scores) or getattr(loss, "name", "") in CLASSES:
         return scores.argmax(1)
-    # copies: a loss may work in place
-    zeros, ones = (loss(deepcopy(outputs), torch.full_like(targets, number)) for number in (0, 1))
-    return (ones < zeros).long()
+    # copies: a loss may change its arguments
+    loss_of_0, loss_of_1 = (
+        loss(deepcopy(outputs), torch.full_like(targets, label)) for label in (0, 1)
+    )
+    return (loss_of_1 < loss_of_0).long()
 
 
 def has_one_number(scores: Tensor) -> bool:
@@ -246,10 +249,10 @@ def has_one_number(scores: Tensor) -> bool:
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """The tensor in a model's outputs: itself, its logits, or the first one with a batch in a
-    tuple, list or dict.
+    """The tensor of scores in a model's outputs.
 
-    Raises ValueError for outputs that have none.
+    It is the output itself, its logits, or the first tensor with a batch dimension in a tuple, list
+    or dict. Raises ValueError for outputs without one.
     """
     logits = getattr(outputs, "logits", outputs)
     if isinstance(logits, Mapping):
@@ -266,9 +269,7 @@ def scores_of(outputs: Any) -> Tensor:
 
 
 def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """A metric of a whole split. Raises ValueError, naming it, for one that fails or gives no
-    number.
-    """
+    """A metric of a whole split. Raises ValueError, naming it, if it fails or gives no number."""
     try:
         return float(metric(outputs, targets))
     except Exception as error:
@@ -280,11 +281,11 @@ def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> floa
 
 @torch.no_grad()
 def score_of_mean(model: nn.Module, workload: LoadedWorkload, *, device: str) -> Score | None:
-    """Loss and metrics of a model that gives every example the mean of the test targets, which are
-    public: what a regression has to be better than.
+    """Loss and metrics of predicting the mean of the public test targets for every example.
 
-    None for classes, and where outputs are no numbers of the form of the targets: what a mean is
-    then, is not known. A metric that a constant has no value of is left out.
+    A regression has to be better than that. None for classes, and if outputs do not have the form
+    of the targets: the prediction is unknown then. A metric without a value for a constant is left
+    out.
     """
     if workload.num_classes is not None:
         return None
@@ -293,21 +294,25 @@ def score_of_mean(model: nn.Module, workload: LoadedWorkload, *, device: str) ->
     scores = [_of_mean(model, split, workload, device) for split in workload.tests.values()]
     for module, mode in training.items():
         module.training = mode
-    known = [one for one in scores if one is not None and math.isfinite(one.loss)]
-    if len(known) < len(scores):
+    finite = [score for score in scores if score is not None and math.isfinite(score.loss)]
+    if len(finite) < len(scores):
         return None
-    names = [name for name in workload.metrics if all(name in one.metrics for one in known)]
+    names = [name for name in workload.metrics if all(name in score.metrics for score in finite)]
     return Score(
         accuracy=None,
-        loss=sum(one.loss for one in known) / len(known),
+        loss=sum(score.loss for score in finite) / len(finite),
         by_split={},
-        metrics={name: sum(one.metrics[name] for one in known) / len(known) for name in names},
+        metrics={
+            name: sum(score.metrics[name] for score in finite) / len(finite) for name in names
+        },
     )
 
 
 def _of_mean(model: nn.Module, split: Split, workload: LoadedWorkload, device: str) -> Score | None:
-    """Of one split; None where the loss is smaller a deviation of the targets off their mean: it
-    takes something else, such as logits.
+    """``score_of_mean`` of one split.
+
+    None also if the loss is smaller one standard deviation away from the mean: outputs are
+    something else than targets then, such as logits.
     """
     inputs, _ = split.batch(torch.arange(min(FEW_ROWS, len(split))))
     inputs, targets = to_device(inputs, device), split.labels
@@ -318,7 +323,8 @@ def _of_mean(model: nn.Module, split: Split, workload: LoadedWorkload, device: s
 
     def constant(value: Tensor) -> Tensor:
         row = value.to(targets.dtype).reshape(outputs.shape[1:])
-        return row.expand(len(targets), *row.shape).clone()  # losses and metrics may work in place
+        # a copy: losses and metrics may change their arguments
+        return row.expand(len(targets), *row.shape).clone()
 
     with restored(workload.loss):
         try:
@@ -340,8 +346,10 @@ def _of_mean(model: nn.Module, split: Split, workload: LoadedWorkload, device: s
 
 @dataclass(frozen=True, kw_only=True)
 class ByClient:
-    """Accuracies in 0..1 of each client, None for one whose part of the test split is empty, and
-    their spread.
+    """Accuracies of the clients on their parts of the test split, in 0..1.
+
+    accuracies: of each client; None if its part is empty.
+    mean, worst, percentile_10: over the clients with a part; each client counts the same.
     """
 
     accuracies: Sequence[float | None]
@@ -351,32 +359,30 @@ class ByClient:
 
     @classmethod
     def of(cls, scores: Iterable[Score | None]) -> "ByClient | None":
-        """The spread over the clients with a part; each client counts the same. None without
-        classes.
-        """
+        """The accuracies in these scores, one for each client; None without classes."""
         accuracies = [None if score is None else score.accuracy for score in scores]
-        known = np.array([accuracy for accuracy in accuracies if accuracy is not None])
-        if not len(known):
+        measured = np.array([accuracy for accuracy in accuracies if accuracy is not None])
+        if not len(measured):
             return None
         return cls(
             accuracies=accuracies,
-            mean=float(known.mean()),
-            worst=float(known.min()),
-            percentile_10=float(np.percentile(known, 10)),
+            mean=float(measured.mean()),
+            worst=float(measured.min()),
+            percentile_10=float(np.percentile(measured, 10)),
         )
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As in summary.json."""
+        """The entry "accuracy_by_client" of summary.json."""
         return asdict(self)
 
 
 class ClientScores:
-    """Scores of each client's model on its part of the test split: the shared model, with its own
-    personal parameters.
+    """Scores of each client's model on its part of the test split.
 
-    Personal parameters are read from the clients' folders in the run directory, which a simulation
-    has. With a private mechanism they are private themselves: they are made from noisy values.
+    A client's model is the shared model with its personal parameters, if the method has some. They
+    are in the clients' folders in the run directory of a simulation. With a private mechanism they
+    are private themselves: they are made from noisy values.
     """
 
     def __init__(self, base: Base, state: ServerState, run: RunDir) -> None:
@@ -384,21 +390,19 @@ class ClientScores:
 
     @cached_property  # the base never changes
     def _parts(self) -> Sequence[Int64[Tensor, " n"]]:
+        """The test rows of each client."""
         return parts_of_test(self._base)
 
     @cached_property  # the base never changes
     def _names(self) -> tuple[str, ...]:
+        """The names of the personal parameters."""
         personal = self._base.method.personal
-        return (
-            personal_names(trainable(self._state.model), personal, self._state.public.classifier)
-            if personal
-            else ()
-        )
+        if not personal:
+            return ()
+        return personal_names(trainable(self._state.model), personal, self._state.public.classifier)
 
     def measure(self) -> list[tuple[int, Score | None]]:
-        """By client: its number of test rows, and what was measured on them, None where there are
-        none.
-        """
+        """For each client its number of test rows, and the scores on them; None without rows."""
         with self._state.evaluated() as model:
             return [
                 (len(rows), self._score(model, client, rows))
@@ -409,13 +413,12 @@ class ClientScores:
         if not len(rows):
             return None
         workload, parameters = self._base.workload, trainable(model)
-        size = sum(parameters[name].numel() for name in self._names)
-        own = (
-            FeedbackBox(self._run.own(client), client).newest(self._state.round, size)
-            if self._names
-            else None
-        )
-        with nullcontext() if own is None else own_parameters(model, self._names, own):
+        personal: AbstractContextManager[object] = nullcontext()
+        if self._names:
+            size = sum(parameters[name].numel() for name in self._names)
+            values = FeedbackBox(self._run.own(client), client).newest(self._state.round, size)
+            personal = own_parameters(model, self._names, values)
+        with personal:
             return evaluate(
                 model,
                 workload.test.pick(rows),
@@ -425,9 +428,7 @@ class ClientScores:
             )
 
     def overall(self) -> Score:
-        """Accuracy and loss over all test rows, each under the model of the client in whose part it
-        is.
-        """
+        """Accuracy and loss over all test rows, each with the model of the client that has it."""
         measured = [(count, score) for count, score in self.measure() if score]
         total = sum(count for count, _ in measured)
         accuracy = sum(count * (score.accuracy or 0.0) for count, score in measured) / total

@@ -1,8 +1,8 @@
-"""Callbacks that send a run to MLflow or Weights & Biases: its settings, the numbers of each round
-and the results, all of them public.
+"""Callbacks that log a run to MLflow or Weights & Biases.
 
-Variables of their own say where these go: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by
-default a file here); WANDB_MODE=offline keeps them in ``wandb/`` of the run directory.
+They send its settings, the numbers of each round and the results, which are all public. Variables
+of these programs say where to: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by default a file
+here); WANDB_MODE=offline keeps everything in ``wandb/`` of the run directory.
 """
 
 import math
@@ -28,13 +28,13 @@ RESULTS = (
     "uplink_bytes",
     "downlink_bytes",
 )
-"""Of summary.json. ``private`` (1 or 0) goes with epsilon, which is infinite without privacy."""
+"""Entries of summary.json that are logged.
+
+An infinite epsilon is left out, and ``private`` (1 or 0) says why."""
 
 
 def extra(package: str) -> Any:
-    """A package that is an extra of fedlsg. Raises ValueError, with the command, if it is not
-    installed.
-    """
+    """Import an optional package. Raises ValueError, with the command, if it is not installed."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -49,18 +49,17 @@ def metrics_of(row: Columns) -> dict[str, float]:
 
 
 def names_of(settings: Columns) -> dict[str, Any]:
-    """The settings that are set, without the folders of this machine."""
+    """The settings that are not None, without the folders of this machine."""
     hidden = (*FOLDERS, "callbacks")
-    known = {
-        name: value for name, value in settings.items() if value is not None and name not in hidden
-    }
     return {
-        name: shown(value) if isinstance(value, str) else value for name, value in known.items()
+        name: shown(value) if isinstance(value, str) else value
+        for name, value in settings.items()
+        if value is not None and name not in hidden
     }
 
 
 def results_of(summary: Columns) -> dict[str, float]:
-    """The finite numbers of the results."""
+    """The finite numbers among the results, as "final/NAME"."""
     values = {f"final/{name}": summary.get(name) for name in RESULTS}
     return {
         name: float(value)
@@ -70,9 +69,7 @@ def results_of(summary: Columns) -> dict[str, float]:
 
 
 class MLflow(Callback):
-    """Log a run to MLflow. ``experiment``: its experiment; by default what MLflow's own variable
-    says.
-    """
+    """Log a run to MLflow. ``experiment``: its name; by default MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(
         self, *, experiment: Annotated[str, Setting("Experiment of MLflow.")] = ""
@@ -104,9 +101,7 @@ class MLflow(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same
-    run.
-    """
+    """Log a run to Weights & Biases, in ``project``; a resumed run continues its run there."""
 
     def __init__(
         self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg"

@@ -24,46 +24,50 @@ BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
 
 
 def named(text: str | None) -> tuple[Callback, ...]:
-    """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the
-    nearest known one.
+    """The callbacks that the setting names.
+
+    Raises ValueError for an unknown name or parameter, with the nearest known one.
     """
     return tuple(_callback(*words) for words in callback_words(text or ""))
 
 
-def _callback(name: str, *given: str) -> Callback:
+def _callback(name: str, *parameters: str) -> Callback:
+    """The callback of this name, or of a user's file, with parameters as "name=value"."""
     if is_reference(name):
-        return _own(name, load(name, "callback"), given)
+        return _own_callback(name, load(name, "callback"), parameters)
     if name not in BUILT_IN:
         known = ", ".join(BUILT_IN)
         raise ValueError(
             f"callbacks: unknown name {name!r}{did_you_mean(name, BUILT_IN)}; expected {known} or "
             "FILE.py:NAME"
         )
-    return BUILT_IN[name](**_parameters(name, BUILT_IN[name], given))
+    return BUILT_IN[name](**_parse_parameters(name, BUILT_IN[name], parameters))
 
 
-def _own(name: str, found: Any, given: tuple[str, ...]) -> Callback:
-    """A class of a user's own, made here, or a function of a row."""
-    if isclass(found) and issubclass(found, Callback):
-        return found(**_parameters(name, found, given))
-    if isinstance(found, Callback) or not callable(found) or given:
+def _own_callback(name: str, loaded: Any, parameters: tuple[str, ...]) -> Callback:
+    """An object of a user's own class, or a user's function of a row."""
+    if isclass(loaded) and issubclass(loaded, Callback):
+        return loaded(**_parse_parameters(name, loaded, parameters))
+    if isinstance(loaded, Callback) or not callable(loaded) or parameters:
         raise ValueError(
             f"callbacks: expected {name} to be a class of fedlsg.Callback, or a function of a dict "
             "without parameters"
         )
-    return Function(found)
+    return Function(loaded)
 
 
-def _parameters(name: str, of: Callable[..., Callback], given: tuple[str, ...]) -> dict[str, Any]:
-    # the hints of a class are those of its fields; a class without __init__ takes no parameter
-    own = isfunction(of.__init__)
-    known = declared(of.__init__, without=("self",)) if own else {}
+def _parse_parameters(
+    name: str, make: Callable[..., Callback], texts: tuple[str, ...]
+) -> dict[str, Any]:
+    """The arguments for a callback, in the types that its ``__init__`` declares."""
+    # a class without an ``__init__`` of its own takes no parameter
+    known = declared(make.__init__, without=("self",)) if isfunction(make.__init__) else {}
     values = {}
-    for part in given:
-        key, equals, value = part.partition("=")
+    for text in texts:
+        key, equals, value = text.partition("=")
         key = key.replace("-", "_")
         if not equals:
-            raise ValueError(f"callbacks: expected {part!r} of {name} as parameter=value")
+            raise ValueError(f"callbacks: expected {text!r} of {name} as parameter=value")
         if key not in known:
             raise unknown(f"parameter of {name}", key, known)
         values[key] = known[key].parse(value)

@@ -1,6 +1,6 @@
-"""What is checked before a run begins; nobody was charged, and nothing is written, until then.
+"""The last checks before a run: measure the initial model, and run one round on public rows.
 
-A plan may be charged for when the initial model was measured, and one round has run on public rows.
+Nothing is charged or written before they succeed.
 """
 
 import math
@@ -32,6 +32,7 @@ from fedlsg.tensors import spaced
 from fedlsg.user_code.objects import restored
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+"""No settings that a user gave in words."""
 
 
 def ready_plan(
@@ -46,15 +47,18 @@ def ready_plan(
     noise: Noise = NO_NOISE,
     began: float | None = None,
 ) -> Plan:
-    """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
+    """Make a plan and check it; nothing is charged or written.
 
-    ``began``: as in ``Plan``; by default now. ``given``: of ``words_given``.
+    began: as in ``Plan``; by default now.
+    given: of ``words_given``.
+    The other arguments are those of ``make_plan``.
+
     Raises ValueError as ``make_plan``, ``check_evaluation``, ``rehearse`` and the ``on_plan`` of
     ``callbacks``.
     """
     began = time.monotonic() if began is None else began
-    starts = spent is None and settings.start_from is not None
-    if starts:
+    starts_from_run = spent is None and settings.start_from is not None
+    if starts_from_run:
         spent = before_start
     plan = make_plan(
         settings,
@@ -74,22 +78,22 @@ def ready_plan(
         progress("measuring the initial model")
         plan = replace(plan, notes=(*plan.notes, *check_evaluation(plan)))
     notes = rule_notes(given, settings, plan.settings, plan.workload) + share_notes(plan)
-    if starts:  # the run that it starts from may be gone when this one is resumed
+    if starts_from_run:
         notes += start_notes(plan)
-    plan = replace(plan, notes=(*notes, *plan.notes), given=given)
-    return replace(plan, began=began)
+    return replace(plan, notes=(*notes, *plan.notes), given=given, began=began)
 
 
 @torch.no_grad()
 def check_evaluation(base: Base) -> tuple[str, ...]:
-    """Measure the initial model on the whole test split, as after each round; returns a note for
-    each metric that is not a finite number. Raises ValueError, naming the row.
+    """Measure the initial model on the whole test split, as after each round.
 
-    All that an evaluation needs is found before round 1: rows that the model cannot take, a loss
-    that is not finite, metrics that fail, fewer outputs than classes.
+    Returns a note for each metric that is not a finite number. Raises ValueError, before round 1,
+    for a row that the model cannot take (named), a loss that is not finite, a metric that fails,
+    and fewer outputs than classes.
     """
     workload, model = base.workload, base.initial.model()
     own_workload = workloads.own(base.settings.workload)
+    declared_classes = None if own_workload is None else own_workload.num_classes
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():
             try:
@@ -104,20 +108,18 @@ def check_evaluation(base: Base) -> tuple[str, ...]:
                     f"the initial model cannot be measured on {name}{_where(model, split, base)}: "
                     f"{failure}"
                 )
-            _check_outputs(
-                model, split, base, None if own_workload is None else own_workload.num_classes
-            )
+            _check_outputs(model, split, base, declared_classes)
         measured = score(model, workload, device=base.device).metrics
     return tuple(
-        f"metric {name!r} of the initial model is {value}: rounds in which it is no finite number "
-        "are no improvement for early-stopping, and best-model keeps none of them"
+        f"metric {name!r} of the initial model is {value}: rounds in which it is not finite are no "
+        "improvement for early-stopping and best-model"
         for name, value in measured.items()
         if not math.isfinite(value)
     )
 
 
 def _where(model: nn.Module, split: Split, base: Base) -> str:
-    """ " row N", the first that fails alone; empty if none does."""
+    """The first row that fails alone, as " row N"; empty if none does."""
     for row in range(len(split)):
         try:
             example = split.pick(torch.tensor([row]))
@@ -131,11 +133,11 @@ def _where(model: nn.Module, split: Split, base: Base) -> str:
     return ""
 
 
-def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None) -> None:
+def _check_outputs(model: nn.Module, split: Split, base: Base, declared: int | None) -> None:
     """Raise ValueError for outputs from which no class follows.
 
-    They are (B, K) with as many numbers as classes, or more where K was not given; or one number
-    for two classes.
+    Expected are (B, K) numbers for K classes, or one number for two classes. If the user has not
+    declared K, more numbers than classes in the test split are fine, too.
     """
     classes = base.workload.num_classes
     if classes is None:
@@ -149,9 +151,12 @@ def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None
             "first where it returns several"
         )
     number = outputs[0].numel()
-    enough = classes <= 2 if number == 1 else number >= classes
-    if not enough or (given is not None and number != given and not (number == 1 and given == 2)):
-        source = "num_classes" if given is not None else "the largest target of test is one less"
+    if number == 1:
+        fits = classes <= 2 and declared in (None, 1, 2)
+    else:
+        fits = number >= classes and declared in (None, number)
+    if not fits:
+        source = "the largest target of test is one less" if declared is None else "num_classes"
         raise ValueError(
             f"the model gives {number} number{'s' * (number > 1)} for each example, and there are "
             f"{classes} classes ({source}): "

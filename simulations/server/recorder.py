@@ -1,6 +1,4 @@
-"""What happened in a run: after each round the server's files are brought up to date, in a fixed
-order.
-"""
+"""The recorder of a run: after each round it writes the server's files, in a fixed order."""
 
 import math
 import secrets
@@ -28,8 +26,9 @@ from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.resolve import GRID, downlink_codec
-from fedlsg.simulations.storage.journal import read_lines, rounds_by_client, run_seconds
 from fedlsg.simulations.storage.manifest import Manifest, accept
+from fedlsg.simulations.storage.messages.byte_lines import read_lines, rounds_by_client
+from fedlsg.simulations.storage.messages.links import run_seconds
 from fedlsg.simulations.storage.round_tables import Row, Tables, Times
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import StepFiles, round_folder, write_frame
@@ -39,13 +38,13 @@ from fedlsg.strategies.protocol.round_report import RoundReport, SimulatedClock
 from fedlsg.strategies.protocol.sparse_downlink import SparseDownlink
 
 OnRound = Callable[[Row], object]
+"""Shows a finished round."""
 MOST_LISTED = 100
-"""Clients whose rounds a summary lists."""
+"""Clients at most of whom a summary lists the rounds."""
 
 
 class Recorder:
-    """Keeps one run directory in step with the server's state: ``on_round`` and ``on_pruned`` are
-    the strategy's callbacks.
+    """Writes the server's state into one run directory, as callbacks of the strategy.
 
     Order of one round: lines of bytes.csv, row, events, then checkpoint, with the digests of both
     tables. A crash in between leaves a row too many, which ``resume`` cuts off; it never leaves a
@@ -63,6 +62,11 @@ class Recorder:
         deployed: bool = False,
         show: OnRound | None = None,
     ) -> None:
+        """The recorder of a new run, or of one that ``resume`` continues.
+
+        deployed: whether it is a run of a deployment, which has a random name in ledgers.
+        show: called last in each round.
+        """
         s = plan.settings
         self.run = run
         self.plan = plan
@@ -79,8 +83,12 @@ class Recorder:
             at_server=plan.unit.at_server,
         )
         self._clients = ClientScores(plan, state, run)
-        own = self._clients.overall if plan.method.personal else None
-        self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
+        self.evaluation = Evaluation(
+            state,
+            plan.workload,
+            device=plan.device,
+            overall=self._clients.overall if plan.method.personal else None,
+        )
         self.tables = Tables(
             run,
             plan.workload.metrics,
@@ -96,19 +104,18 @@ class Recorder:
         """The row of the last round of this process."""
 
     def begin(self) -> None:
-        """Save what an interruption in the first round continues from."""
+        """Save the checkpoint of a new run, from which an interrupted first round continues."""
         keep_data_digest(self.plan, self.run)
         self.checkpoint()
 
     def resume(self) -> None:
         """Load the checkpoint and cut the tables to it.
 
-        Raises ValueError if settings, data or a ledger differ from those that the checkpoint was
-        made with.
+        Raises ValueError if settings, data or a ledger differ from those of the checkpoint.
         """
         saved = restore(self.run).state
         check_unchanged(saved["plan"], self.plan, self.run)
-        accept(self.run, ["config.toml"], closed=False)  # what may change midway was compared
+        accept(self.run, ["config.toml"], closed=False)  # its changes were checked a line above
         self.manifest.load()
         self._seconds_before = saved["seconds"]
         self._fingerprint = fingerprint_of_begun(self.plan, saved["plan"], self.run)
@@ -122,9 +129,8 @@ class Recorder:
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint, show the row.
 
-        Raises RuntimeError, before anything of the round is kept, if a client's payload, late or
-        not, came without an entry in its ledger; DivergedError, as early, if the loss is not
-        finite.
+        Before anything of the round is kept, it raises RuntimeError if a client's payload, late or
+        not, has no entry in the client's ledger, and DivergedError if the loss is not finite.
         """
         began = time.monotonic()
         self.totals.note_start(began - report.seconds - self._started)
@@ -158,53 +164,40 @@ class Recorder:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The numbers of the last round of this process; before its first, what the model scores
-        now.
-        """
+        """The numbers of the last round of this process; before its first, the model's scores."""
         if self.last is not None:
             return self.last.numbers
-        found = self.evaluation.measure()
-        return {
-            name: value
-            for name, value in {
-                "accuracy": found.accuracy,
-                "loss": found.loss,
-                **found.metrics,
-            }.items()
-            if value is not None
-        }
+        score = self.evaluation.measure()
+        accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
+        return {**accuracy, "loss": score.loss, **score.metrics}
 
     def on_pruned(self, report: RoundReport) -> None:
-        """Count the bytes of the pruning round, and save the checkpoint, so that it is never run
-        again.
+        """Count the bytes of the pruning round, and save the checkpoint: it is not run again.
 
-        It has no row in rounds.csv. A pruning round that failed is counted, too, and ``resume``
-        runs it again; bytes are then those of all attempts. Raises RuntimeError as ``on_round``
-        does.
+        It has no row in rounds.csv. If it failed, ``resume`` runs it again, and its bytes are those
+        of all attempts. Raises RuntimeError as ``on_round`` does.
         """
         self._receive(report)
-        most = max(t.prune_noise_multiplier for t in different_terms(self.plan.terms))
-        self.totals.add_pruning(report, noise_multiplier=most)
+        largest = max(terms.prune_noise_multiplier for terms in different_terms(self.plan.terms))
+        self.totals.add_pruning(report, noise_multiplier=largest)
         self.tables.append_messages(report)
         self.checkpoint(report.asked)
 
     def record_public(self) -> None:
-        """With ``record_updates``: save the public weights and positions that the next round's
-        payloads refer to.
-        """
+        """Save the public weights and positions of the next round, with ``record_updates``."""
         if not self.plan.settings.record_updates:
             return
         round = self.state.next_round
         self.run.save_weights(round, self.state.weights)
-        # after the last there is no frame
+        # there is no frame after the last round
         if self.state.memory is not None and round <= self.plan.schedule.rounds:
             self.run.save_kept(round, self.state.frame().indices)
 
     def outcome(self, *, stopped: str | None, diverged: bool) -> Outcome:
-        """The run as it is now. ``stopped`` says why it ended early."""
-        spent = self.spent.certified()
+        """The run as it is now. ``stopped``: why it ended early, None if it did not."""
+        spent = self.spent.certified()  # first: ``of_each`` relies on it
         private = self.plan.method.mechanism.private and not self.plan.settings.reproducible
-        endless = [math.inf] * len(self.plan.clients.sizes)
+        unbounded = [math.inf] * len(self.plan.clients.sizes)
         tested = self._tested()
         matrices = (p for p in trainable(self.state.model).values() if p.ndim >= 2)
         return Outcome(
@@ -218,7 +211,7 @@ class Recorder:
             sum_bits=sum_bits(self.plan, self.state.public),
             of_mean=None if self.plan.settings.tests_private_rows else self.evaluation.of_mean(),
             by_client=None if tested is None else ByClient.of(score for _, score in tested),
-            clients=client_rows(self.plan, self.spent.of_each() if private else endless, tested),
+            clients=client_rows(self.plan, self.spent.of_each() if private else unbounded, tested),
             zero_weights=sum(int((p == 0).sum()) for p in matrices),
             pruning=self.totals.pruning,
             downlink=self.downlink.state_dict(),
@@ -235,22 +228,23 @@ class Recorder:
         )
 
     def _rounds_by_client(self) -> dict[str, int] | None:
-        """Of each client, once one has failed; not of federations that are too large to read."""
+        """Rounds with an update of each client.
+
+        None if no client has failed, for more than ``MOST_LISTED`` clients, or without bytes.csv.
+        """
         clients = len(self.plan.terms)
         if not self.clock.health.since or clients > MOST_LISTED or not self.run.messages.exists():
             return None
-        had = rounds_by_client(read_lines(self.run.messages))
-        return {str(client): had.get(client, 0) for client in range(clients)}
+        rounds = rounds_by_client(read_lines(self.run.messages))
+        return {str(client): rounds.get(client, 0) for client in range(clients)}
 
     def _tested(self) -> list[tuple[int, Score | None]] | None:
-        """What was measured on each client's part of the test split, if that is wanted."""
+        """Test rows and score of each client, see ``ClientScores.measure``; None if not wanted."""
         wanted = self.plan.settings.evaluate_clients or self.plan.method.personal
         return self._clients.measure() if wanted else None
 
     def checkpoint(self, asked: Iterable[int] = ()) -> None:
-        """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in
-        this round.
-        """
+        """Save checkpoint, public weights and manifest; ``asked``: the clients of this round."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -270,6 +264,7 @@ class Recorder:
         self.manifest.checkpoint(self.state.round, self.tables.marks(), self.spent.heads, asked)
 
     def _load(self, saved: dict[str, Any]) -> None:
+        """Continue from the state in a checkpoint."""
         self.state.load_state_dict(saved["server"])
         if bool(saved["name"]) != bool(self.name):
             raise ValueError(
@@ -284,6 +279,7 @@ class Recorder:
         self.tables.cut(saved)
 
     def _receive(self, report: RoundReport) -> None:
+        """Read the charges of a round, and record its payloads with ``record_updates``."""
         self.spent.receive(report, self.name)
         if not self.plan.settings.record_updates:
             return
@@ -292,10 +288,8 @@ class Recorder:
         if report.total is not None:
             self.run.save_sum(report.round, report.total)
         if report.plan is not None:
-            folder = round_folder(self.run.path, report.round)
-            write_frame(
-                folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads)
-            )
+            facts = frame_facts(self.plan, report.plan, report.payloads)
+            write_frame(round_folder(self.run.path, report.round), report.plan.frame, facts)
 
     @property
     def _seconds(self) -> float:
@@ -304,12 +298,12 @@ class Recorder:
 
 
 def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[str, Any]:
-    """What frame.json says of a round besides its coordinates: how payloads are read, and the scale
-    of their values.
+    """Entries of frame.json about a round: how payloads are read, and the scale of their values.
 
-    divisor: the server's, of the weighted sum over the clients; without privacy, that of these
-    clients. By client: the deviation of the noise on each value, the expected batch size q_k N_k
-    (1 at client level, where an update is a mean), and its weight in the sum if that is not 1.
+    divisor: of the weighted sum over the clients; without privacy, that of these clients.
+    clients: by client, "noise_std": the standard deviation of the noise on each value;
+        "expected_batch": q_k N_k, or 1 at client level, where an update is a mean; "weight": of the
+        client in the sum, if it is not 1.
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -323,19 +317,17 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "divisor": common.divisor(plan.divisor, terms.values()),
         "clients": {
             str(client): {
-                "noise_std": common.for_client(own).noise_std,
-                "expected_batch": own.sample_rate * own.num_examples
-                if not plan.unit.whole
-                else 1.0,
-                **({} if own.weight == 1 else {"weight": own.weight}),
+                "noise_std": common.for_client(term).noise_std,
+                "expected_batch": 1.0 if plan.unit.whole else term.sample_rate * term.num_examples,
+                **({} if term.weight == 1 else {"weight": term.weight}),
             }
-            for client, own in sorted(terms.items())
+            for client, term in sorted(terms.items())
         },
     }
 
 
 def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> Downlink:
-    """The server's side of the downlink."""
+    """The server's side of the downlink that the settings name, with its files in the run."""
     store = StepFiles(run.steps)
 
     def keep(basis: Basis) -> None:

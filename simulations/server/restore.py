@@ -1,9 +1,8 @@
-"""A run directory is put back to its checkpoint before a run continues, when every file that it
-will read is checked.
+"""Before a run continues: check every file that it will read, and go back to its checkpoint.
 
 A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A
-note says so. Of files that are not in ``READ`` only the digest is compared with the manifest:
-run.log, TensorBoard's events, report.html, ledger.jsonl, updates/ and updates-truth/.
+note reports it. Files that are not in ``READ`` are only compared with the manifest: run.log,
+TensorBoard's events, report.html, ledger.jsonl, updates/ and updates-truth/.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +17,9 @@ from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.simulations.planning.earlier_runs.continuity import settle
 from fedlsg.simulations.storage.atomic_files import DamagedError, load_bytes, write_atomically
 from fedlsg.simulations.storage.examined import RESUMED, SETTINGS, examine
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.simulations.storage.journal import Journal, verify
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.manifest import reopen
 from fedlsg.simulations.storage.run_directory import RunDir
 
@@ -43,24 +43,28 @@ READ = (
     "summary.json",
     ".lock",  # the id of the process that uses the directory; no run depends on it
 )
-"""Files of a run directory that ``fedlsg resume`` reads. Each has its own digest, or the checkpoint
-has it; except ``config.toml`` and ``.lock``, see there."""
+"""Files of a run directory that ``fedlsg resume`` reads.
+
+Each has a digest of its own, or the checkpoint has it; except ``config.toml`` and ``.lock``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The checkpoint to continue from, and what was repaired, a sentence each."""
+    """A run directory that is ready to continue.
+
+    state: the content of the checkpoint.
+    notes: what was repaired or could not be checked, a sentence each.
+    """
 
     state: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def restore(run: RunDir) -> Restored:
-    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes
-    are also in run.log.
+    """Check the files of a run, then cut or replace what does not belong to the checkpoint.
 
-    Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed
-    then.
+    Notes are written to run.log, too. Raises ValueError, naming the file, if a damaged file cannot
+    be replaced; no file is changed then.
     """
     examined = examine(run)
     state, note = run.resume_point()
@@ -70,11 +74,11 @@ def restore(run: RunDir) -> Restored:
     verify_extends(state["ledgers"], run.ledgers)
     ledger = run.charges
     for client in [*ledger.clients(), SERVER]:
-        ledger.of(client).next_attempt(0)  # reads it: also ledgers that began after the checkpoint
+        ledger.of(client).next_attempt(0)  # reads the ledger, and raises LedgerError for damage
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
         verify(path, mark)
-    run.read_sent()
+    run.read_sent()  # raises DamagedError
     folders = sorted(run.own(0).parent.glob("client-*"))
     boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
@@ -101,51 +105,43 @@ def restore(run: RunDir) -> Restored:
 
 
 def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
-    """Raise DamagedError for a config.toml that lacks settings of the run: what is missing would
-    become a default.
+    """Raise DamagedError for a config.toml that lacks settings of the run.
 
-    What it has is compared with the checkpoint in ``check_unchanged``: some settings may change
-    midway.
+    A missing setting would become a default. The others are compared with the checkpoint in
+    ``check_unchanged``: some may change midway.
     """
     try:
-        given = bounded.read_toml(run.config)
+        config = bounded.read_toml(run.config)
     except (OSError, ValueError):
-        given = {}
-    lost = sorted(name for name in settings if name not in given and name != "run-dir")
-    if lost and run.config.exists():
+        config = {}
+    missing = sorted(name for name in settings if name not in config and name != "run-dir")
+    if missing and run.config.exists():
         raise DamagedError(
-            f"{run.config} lacks {len(lost)} settings that the run began with "
-            f"({', '.join(lost[:3])}, ...): it was cut or edited; restore it from a copy. The "
-            "checkpoint has the settings, and compares those that are there"
+            f"{run.config} lacks {len(missing)} settings that the run began with "
+            f"({', '.join(missing[:3])}, ...): it was cut or edited; restore it from a copy. Only "
+            "the settings in it are compared with the checkpoint"
         )
 
 
 def _damaged_files(run: RunDir) -> list[str]:
     """A note for each damaged file that the run can continue without."""
-    outbox = [
-        path
-        for path in sorted(run.last_payload(0).parent.glob("client-*.bin"))
-        if LastPayload(path).damaged
-    ]
-    notes = [
-        f"{path} was cut off when the run ended: its payload is made again, as another attempt"
-        for path in outbox
-    ]
-    steps = [
-        path
-        for path in sorted(run.steps.glob("step-*.bin"))
-        if _is_damaged(partial(load_bytes, path))
-    ]
-    notes += [f"{path} is damaged: clients that need it are sent the whole model" for path in steps]
-    return (
-        [*notes, f"{run.summary} is damaged: it is written again"]
-        if _is_damaged(run.read_summary)
-        else notes
-    )
+    notes = []
+    for path in sorted(run.last_payload(0).parent.glob("client-*.bin")):
+        if LastPayload(path).damaged:
+            notes.append(
+                f"{path} was cut off when the run ended: its payload is made again, as another "
+                "attempt"
+            )
+    for path in sorted(run.steps.glob("step-*.bin")):
+        if _is_damaged(partial(load_bytes, path)):
+            notes.append(f"{path} is damaged: clients that need it are sent the whole model")
+    if _is_damaged(run.read_summary):
+        notes.append(f"{run.summary} is damaged: it is written again")
+    return notes
 
 
 def _is_damaged(read: Callable[[], object]) -> bool:
-    """Whether a reader finds its file, and finds it damaged."""
+    """Whether a file exists and is damaged: its reader raises ValueError."""
     try:
         read()
     except FileNotFoundError:
@@ -156,10 +152,9 @@ def _is_damaged(read: Callable[[], object]) -> bool:
 
 
 def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
-    """Replace the last checkpoint by the one before, and keep it as damaged.pt; clients forget
-    later rounds.
+    """Replace the last checkpoint by the one before it, of ``round``; keep it as damaged.pt.
 
-    Resending is free for clients whose stored payload is of the round after that checkpoint.
+    Clients keep the payload of the next round, which they can send again without a new charge.
     """
     if run.checkpoint.exists():
         run.checkpoint.replace(run.checkpoint.with_name("damaged.pt"))
@@ -169,6 +164,7 @@ def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
 
 
 def _log(run: RunDir, text: str) -> None:
+    """Append a line to run.log, in the form of its other lines."""
     make_file(run.log)
     with run.log.open("a") as file:
         file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S},000 WARNING {text}\n")

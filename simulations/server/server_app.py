@@ -1,8 +1,7 @@
-"""The server's part of a run: the same on every engine, and as the Flower ServerApp that ``flwr
-run`` starts.
+"""The server's part of a run, on every engine (``serve``), and as Flower's ServerApp (``app``).
 
-State, strategy and records are those of ``serve``. The app plans first, on Flower's simulation and
-in a deployment.
+The app, which ``flwr run`` starts, makes the plan first, on Flower's simulation and in a
+deployment. Then it calls ``serve``, too.
 
 Messages to clients are counted before they are sent, so that an interrupted round is counted, too.
 A round enters rounds.csv, bytes.csv and the checkpoint when it is over. What an interrupted round
@@ -11,7 +10,7 @@ sent to ``downlink.interrupted`` of the summary, and whole models sent as repair
 ``downlink.repairs``. What clients replied in it is not known here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
@@ -33,10 +32,12 @@ from fedlsg.simulations.planning.earlier_runs.weights_of_run import WeightsOfRun
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
 from fedlsg.simulations.server.deployment import Deployment, most_examples
+from fedlsg.simulations.server.divergence import explain
+from fedlsg.simulations.server.final_model import FinalModel, final_model
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.recorder import OnRound, Recorder, make_downlink
-from fedlsg.simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
+from fedlsg.simulations.server.summary import Outcome, summarize
 from fedlsg.simulations.settings.participation import adaptive_clip
 from fedlsg.simulations.settings.rule_checker import check_given
 from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
@@ -57,7 +58,7 @@ from fedlsg.training.client_level import ServerNoise
 from fedlsg.user_code.failure import last_words, without_exit
 
 Start = Callable[..., object]
-"""As ``FedLSG.start``."""
+"""A function with the arguments of ``FedLSG.start``."""
 
 
 def serve(
@@ -71,14 +72,17 @@ def serve(
     deployment: Deployment | None = None,
     start: Start = FedLSG.start,
 ) -> dict[str, Any]:
-    """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if
-    there is one.
+    """Run the remaining rounds over ``grid``, from the checkpoint if there is one.
 
-    ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at
-    begin and end; ``page``: write report.html; ``start(strategy, grid, weights, num_rounds=...,
-    timeout=...)`` runs the rounds. Ends early, with a summary that says so, when every client's
-    privacy budget is spent or a callback stops the run; and, back at the last finished round, when
-    the weights or the loss are not finite.
+    Returns the summary. The run ends early if every client's privacy budget is spent, or a callback
+    stops it. If the weights or the loss are not finite, it ends at the last finished round.
+
+    on_round: shows every finished row of rounds.csv.
+    callbacks: called at the begin, after each round and at the end.
+    page: whether to write report.html.
+    deployment: the nodes of a deployment; None in a simulation.
+    start: runs the rounds.
+
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
     run.protect(closed_folders(plan))
@@ -89,7 +93,7 @@ def serve(
         resumable(run.path),
         exclusive(run),
         ExitStack() as ends,
-        calls.told_of_failure(),
+        calls.report_failure(),
         ExitStack() as stack,
     ):
         if isinstance(grid, SimulatedGrid):
@@ -98,33 +102,39 @@ def serve(
             carry_over(plan, run)
         state = plan.initial.server()
         downlink = make_downlink(plan.settings, state, run)
-        clock, deployed = SimulatedClock(plan.clients.participation), deployment is not None
+        clock = SimulatedClock(plan.clients.participation)
         weights = WeightsOfRun(plan, run)
-        show = _each(on_round, calls, weights)
-        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=show)
+        recorder = Recorder(
+            run,
+            plan,
+            state,
+            downlink,
+            clock,
+            deployed=deployment is not None,
+            show=_after_each_round(on_round, calls, weights),
+        )
         if run.has_checkpoint:
             recorder.resume()
         else:
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        ends.callback(weights.remember)  # what it has written, however it ends
+        ends.callback(weights.remember)  # the weights on disk, however the run ends
         stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment, start)
-        stack.close()
+        stack.close()  # ends the clients before the summary is written
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()
         final = final_model(plan, state)
-        summary = _finish(
-            run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page
-        )
+        outcome = recorder.outcome(stopped=stopped, diverged=diverged)
+        summary = _finish(run, plan, final, outcome, page=page)
         recorder.manifest.close(recorder.tables.marks())
         calls.on_end(summary)
         return summary
 
 
-def _each(show: OnRound | None, calls: CallbackList, weights: WeightsOfRun) -> OnRound:
-    """Show a row first: what a callback prints, or raises, comes after it."""
+def _after_each_round(show: OnRound | None, calls: CallbackList, weights: WeightsOfRun) -> OnRound:
+    """A function that shows a row, then calls the callbacks, then notes the trained weights."""
 
     def on_round(row: Row) -> None:
         if show is not None:
@@ -136,7 +146,7 @@ def _each(show: OnRound | None, calls: CallbackList, weights: WeightsOfRun) -> O
 
 
 def _watched(recorder: Recorder) -> Watched:
-    """The run as callbacks see it before the next round."""
+    """The argument for ``on_begin`` of callbacks."""
     plan, run, state = recorder.plan, recorder.run, recorder.state
 
     def save_model(folder: Path) -> None:
@@ -145,11 +155,10 @@ def _watched(recorder: Recorder) -> Watched:
         write_model(folder, final.tensors, final.facts)
 
     earlier = run.read_rounds()[: state.round] if state.round else []
-    rows = [Row.parse(row).columns for row in earlier]
     return Watched(
         path=run.path,
         settings=values_of(plan.settings),
-        rows=rows,
+        rows=[Row.parse(row).columns for row in earlier],
         directions=plan.workload.directions,
         save_model=save_model,
     )
@@ -158,9 +167,7 @@ def _watched(recorder: Recorder) -> Watched:
 def _finish(
     run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool
 ) -> dict[str, Any]:
-    """Write the merged ledger, the model, clients.csv, the summary and, with ``page``, report.html;
-    returns the summary.
-    """
+    """Write the files of a run's end; returns the summary. ``page``: write report.html, too."""
     run.merge_ledgers((plan.clients.names or ()) if plan.settings.show_names else ())
     if outcome.clients:
         rows = as_csv(outcome.clients, otherwise="client").encode()
@@ -183,15 +190,16 @@ def _run_rounds(
     deployment: Deployment | None,
     start: Start,
 ) -> tuple[str | None, bool]:
-    """Run the rounds that remain; returns why they ended early, None after the last one, and
-    whether they diverged.
+    """Run the rounds that remain.
+
+    Returns why they ended early, None if they did not, and whether they diverged.
     """
     run, state = recorder.run, recorder.state
     remaining = plan.schedule.rounds - state.round
     if remaining == 0:
         return None, False
 
-    # also by a resumed run: the process before may have ended before it could
+    # a resumed run, too: the process before it may have ended too early to do it
     recorder.record_public()
     strategy = FedLSG(
         state,
@@ -204,23 +212,31 @@ def _run_rounds(
     )
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
-    stopped, diverged = None, False
+    stopped = None
+    diverged = False
     try:
         calls.on_begin(_watched(recorder))
-        timeout = plan.settings.round_timeout
-        start(strategy, grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
+        start(
+            strategy,
+            grid,
+            flat_record(state.weights),
+            num_rounds=remaining,
+            timeout=plan.settings.round_timeout,
+        )
     except BudgetSpentError as error:
         stopped = str(error)
     except StopRun as error:
         stopped = str(error) if state.round < plan.schedule.rounds else None
     except DivergedError as error:
-        stopped, diverged = explain(error, plan.settings), True
+        stopped = explain(error, plan.settings)
+        diverged = True
     if deployment is not None:
         deployment.close(grid, run.charges)
     return stopped, diverged
 
 
 def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
+    """The settings of the strategy for a planned run."""
     s = plan.settings
     return FederationSettings(
         terms=plan.terms,
@@ -239,7 +255,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
 
 
 def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
-    """The noise of client-level privacy, where a trusted server adds it."""
+    """The noise of client-level privacy, if a trusted server adds it; else None."""
     s = plan.settings
     if not plan.unit.at_server:
         return None
@@ -258,50 +274,49 @@ def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
 
 
 app = ServerApp()
-_FAILED: list[str] = []
-"""What went wrong last, or would if a signal ended the process now, until it is printed or
-something went right.
-"""
+_LAST_WORDS: list[str] = []
+"""Messages to print when the process exits: of an error, or of a run that a signal may end."""
 
 
 @contextmanager
 def last_line() -> Iterator[None]:
-    """What goes wrong inside is Flower's last line, too, below its trace and its "Exit Code"."""
-    _FAILED.clear()
+    """Print the message of an error in the block again, below Flower's trace and exit code."""
+    _LAST_WORDS.clear()
     try:
         with without_exit():
             yield
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        _FAILED.append(last_words(error))
-        add_exit_handler(_say)
+        _LAST_WORDS.append(last_words(error))
+        add_exit_handler(_print_last_words)
         raise
 
 
-def _say() -> None:
-    while _FAILED:
-        log(ERROR, "fedlsg: error: %s", _FAILED.pop())
+def _print_last_words() -> None:
+    while _LAST_WORDS:
+        log(ERROR, "fedlsg: error: %s", _LAST_WORDS.pop())
 
 
 @contextmanager
 def _interruptible(run: RunDir, *, deployed: bool) -> Iterator[None]:
-    """If Flower ends this process inside, for a signal or ``flwr stop``, the last line says how to
-    go on. It is said at once, too: a process that is killed, or loses the SuperLink, cannot
-    say it later.
+    """Print how to continue if Flower ends the process in the block (a signal, ``flwr stop``).
+
+    It is logged at the start, too: a process that is killed, or loses the SuperLink, prints
+    nothing.
     """
     command = f"fedlsg resume {run.path}"
-    words = f"{command} says how to continue" if deployed else f"continue with: {command}"
-    log(INFO, "run directory: %s; should the run stop before its end, %s", run.path, words)
-    _FAILED.append(f"interrupted; {words}")
-    add_exit_handler(_say)
+    advice = f"{command} says how to continue" if deployed else f"continue with: {command}"
+    log(INFO, "run directory: %s; should the run stop before its end, %s", run.path, advice)
+    _LAST_WORDS.append(f"interrupted; {advice}")
+    add_exit_handler(_print_last_words)
     try:
         yield
     finally:
-        _FAILED.clear()
+        _LAST_WORDS.clear()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds."""
+    """Run all rounds, with Flower's run config."""
     with last_line():
         run_rounds(grid, context)
 
@@ -321,8 +336,7 @@ def run_on(
     announce: Callable[[Grid], Grid] = lambda grid: grid,
     start: Start = FedLSG.start,
 ) -> tuple[Plan, RunDir]:
-    """Plan, make a run directory unless the command line already did, and run all rounds on
-    Flower's grid.
+    """Plan, make a run directory if the settings name none, and run all rounds on Flower's grid.
 
     If no number of clients is set, every node of the federation is a client. In a deployment the
     nodes declare how many examples they have before the plan is made. ``announce`` may wrap the
@@ -351,7 +365,7 @@ def run_on(
             deployment.check_budgets(plan)
     directory = None if settings.run_dir else create(None, settings, private=not is_covered(plan))
     run = directory or RunDir.open(str(settings.run_dir))
-    # that of a deployment is its run config as well, when it is continued
+    # config.toml exists if this run is continued
     if run.config.exists():
         refuse_lost_checkpoint(run)
     else:
@@ -368,13 +382,17 @@ def run_on(
             deployment=deployment,
             start=start,
         )
+    _log_summary(summary, plan.schedule.rounds)
+    return plan, run
+
+
+def _log_summary(summary: Mapping[str, Any], planned_rounds: int) -> None:
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])
+    rounds = summary["rounds"]
     if by_client := summary.get("rounds_by_client"):
-        had = ", ".join(f"client {client}: {rounds}" for client, rounds in by_client.items())
-        log(WARNING, "rounds with an update, of %d: %s", summary["rounds"], had)
+        counts = ", ".join(f"client {client}: {count}" for client, count in by_client.items())
+        log(WARNING, "rounds with an update, of %d: %s", rounds, counts)
     if stopped := summary.get("stopped"):
-        done, planned = summary["rounds"], plan.schedule.rounds
-        log(WARNING, "stopped early, after round %d of %d: %s", done, planned, stopped)
-    return plan, run
+        log(WARNING, "stopped early, after round %d of %d: %s", rounds, planned_rounds, stopped)

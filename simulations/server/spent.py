@@ -1,6 +1,4 @@
-"""What a run has spent so far: certified epsilons of its clients, from their ledgers; and sums over
-its rounds.
-"""
+"""The totals of a run: epsilons of its clients, from their ledgers, and sums over its rounds."""
 
 import math
 from collections import Counter
@@ -13,24 +11,23 @@ from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.privacy.totals import READERS, WITH_SERVER
-from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS, SUMS, Times
+from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS, CLIENT_LISTS, SUMS, Times
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.protocol.round_report import RoundReport
 
 History = tuple[Event, ...] | None
-"""What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is
-known.
+"""The mechanism invocations of a client, which its epsilon is computed from.
+
+None without a bound: a mechanism was not private, or its noise is known.
 """
 
 
 class Spent:
-    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's
-    entries, for everybody. ``deltas``: of each client, where they have their own; what is said of
-    all clients together is at ``delta``.
+    """The ledgers of all clients in a run directory.
 
-    ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were
-    then, which a resumed run must find again. A round costs what its clients and the different
-    histories cost, not what all clients would.
+    ``update`` reads the ledgers of a round's clients. ``heads`` has the ledgers' ends as they were
+    then, which a resumed run must find again. The time of a round grows with its clients and with
+    the number of different histories, not with the number of all clients.
     """
 
     def __init__(
@@ -42,14 +39,23 @@ class Spent:
         deltas: Sequence[float] | None = None,
         at_server: bool = False,
     ) -> None:
+        """Read the ledgers of a run.
+
+        clients: their number.
+        delta: of every epsilon but those of ``of_each``.
+        deltas: of each client, for ``of_each``; ``delta`` if left out.
+        at_server: whether epsilon follows from the server's entries, for all clients.
+        """
         self._deltas = [delta] * clients if deltas is None else deltas
         self._run, self._clients, self._delta = run, clients, delta
         self._ledger = run.charges
         self._server = self._ledger.of(SERVER) if at_server else None
         self._events: dict[int, History] = {}
-        """Of clients that were charged: the others have nothing to be read."""
+        """By client; those that were never charged are left out."""
         self._counts = Counter[History]()
+        """Charged clients by history."""
         self._late = set[int]()
+        """Clients that were rejected in some round."""
         self.heads: dict[str, tuple[int, str]] = {}
         self._note([*self._read_all(), *([] if self._server is None else [SERVER])])
 
@@ -64,19 +70,17 @@ class Spent:
             self.check_charged(client, report.round, name)
 
     def _read_all(self) -> list[int]:
-        """Read the ledgers of all clients that were charged; clients with equal entries are
-        composed once.
-        """
-        self._events, known, charged = {}, dict[Hashable, History](), list[int]()
+        """Read the ledgers of all charged clients; clients with equal entries are composed once."""
+        self._events = {}
+        history_of: dict[Hashable, History] = {}
         for client in self._ledger.clients():
             if client < self._clients:
                 entries = tuple(map(kind_of, self._ledger.of(client).entries))
-                if entries not in known:
-                    known[entries] = _events(self._ledger.of(client))
-                self._events[client] = known[entries]
-                charged.append(client)
+                if entries not in history_of:
+                    history_of[entries] = _events(self._ledger.of(client))
+                self._events[client] = history_of[entries]
         self._counts = Counter(self._events.values())
-        return charged
+        return list(self._events)
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -85,19 +89,19 @@ class Spent:
         too.
         """
         self._late |= set(rejected)
-        for client in (changed := sorted({*selected, *self._late})):
+        changed = sorted({*selected, *self._late})
+        for client in changed:
             if client in self._events:
-                self._counts[before := self._events[client]] -= 1
+                before = self._events[client]
+                self._counts[before] -= 1
                 if not self._counts[before]:
                     del self._counts[before]
-            self._events[client] = now = _events(self._ledger.of(client))
-            self._counts[now] += 1
+            self._events[client] = _events(self._ledger.of(client))
+            self._counts[self._events[client]] += 1
         self._note([*changed, *([] if self._server is None else [SERVER])])
 
     def check_charged(self, client: int, round: int, name: str) -> None:
-        """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would
-        be wrong.
-        """
+        """Raise RuntimeError if a client that replied has no ledger entry for the round."""
         if not self._ledger.of(client).of_round(round, name):
             raise RuntimeError(
                 f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} "
@@ -106,12 +110,10 @@ class Spent:
 
     def _note(self, changed: Iterable[int]) -> None:
         """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
-        lines = {str(client): self._ledger.of(client).own for client in changed}
-        self.heads |= {
-            name: ledger.snapshot()
-            for name, ledger in lines.items()
-            if ledger is not None and ledger.entries
-        }
+        for client in changed:
+            own_ledger = self._ledger.of(client).own
+            if own_ledger is not None and own_ledger.entries:
+                self.heads[str(client)] = own_ledger.snapshot()
         if self._ledger.snapshot()[0]:
             self.heads[RUN] = self._ledger.snapshot()
 
@@ -122,81 +124,87 @@ class Spent:
         return self._over_clients(certified=False)
 
     def certified(self) -> Spread:
-        """The largest and the median epsilon over all clients; infinite where noise was missing or
-        is known.
-        """
+        """The largest and the median epsilon over all clients; infinite without a bound."""
         self._read_all()
         return self._over_clients(certified=True)
 
     def of_each(self) -> list[float]:
-        """The certified epsilon of each client at its own delta, as ``certified`` read the
-        ledgers.
-        """
-        known: dict[tuple[History, float], float] = {}
-        each = [
+        """The certified epsilon of each client at its own delta. Call ``certified`` before."""
+        questions = [
             (self._events.get(client, ()), self._deltas[client]) for client in range(self._clients)
         ]
-        for events, delta in dict.fromkeys(each):
-            known[events, delta] = (
-                math.inf if events is None else spread([events], delta=delta).largest
-            )
-        return [known[epsilon] for epsilon in each]
+        answers = {
+            (events, delta): math.inf if events is None else spread([events], delta=delta).largest
+            for events, delta in set(questions)
+        }
+        return [answers[question] for question in questions]
 
     def by_reader(self) -> dict[str, float]:
-        """The largest epsilon over all clients against each reader; one that is promised nothing is
-        left out.
+        """The largest epsilon over all clients, against each reader.
 
-        A server that adds the noise knows it. The client that epsilon is about is not among the
-        participants. Of private mechanisms alone: ``certified`` is infinite for others.
+        Readers that include the server are left out if the server adds the noise: it knows it. The
+        client that epsilon is about is not among the participants. For private mechanisms only.
         """
-        claims = (
-            [self._server]
-            if self._server is not None
-            else [self._ledger.of(client) for client in self._each()]
-        )
-        known: dict[tuple[tuple[Event, ...], ...], float] = {}
+        if self._server is not None:
+            ledgers = [self._server]
+        else:
+            ledgers = [self._ledger.of(client) for client in self._one_of_each_kind()]
+        computed: dict[tuple[tuple[Event, ...], ...], float] = {}
         epsilons: dict[str, float] = {}
         for reader in READERS:
             if self._server is not None and reader in WITH_SERVER:
                 continue
-            events = tuple(dict.fromkeys(ledger.events(reader) for ledger in claims)) or ((),)
-            if events not in known:
-                known[events] = spread(events, delta=self._delta).largest
-            epsilons[reader] = known[events]
+            histories = tuple(dict.fromkeys(ledger.events(reader) for ledger in ledgers)) or ((),)
+            if histories not in computed:
+                computed[histories] = spread(histories, delta=self._delta).largest
+            epsilons[reader] = computed[histories]
         return epsilons
 
     def bounds(self, client: int) -> dict[str, Any]:
-        """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts
-        of failures.
+        """A client's epsilon interval by each accountant, the one that is reported, and failures.
+
+        As "accountant" in summary.json.
         """
         try:
             bound = compose((self._server or self._ledger.of(client)).events(), delta=self._delta)
         except AccountingError as error:
-            none = {"reported": "none", "witness": "unwitnessed", "client": client}
-            return none | {"intervals": {}, "failures": {"all": str(error)}}
-        intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        bounds = {"reported": bound.accountant, "witness": bound.witness, "client": client}
-        return bounds | {"intervals": intervals, "failures": bound.failures}
+            return {
+                "reported": "none",
+                "witness": "unwitnessed",
+                "client": client,
+                "intervals": {},
+                "failures": {"all": str(error)},
+            }
+        return {
+            "reported": bound.accountant,
+            "witness": bound.witness,
+            "client": client,
+            "intervals": {name: asdict(interval) for name, interval in bound.intervals.items()},
+            "failures": bound.failures,
+        }
 
-    def _each(self) -> list[int]:
-        """The first client of each history."""
+    def _one_of_each_kind(self) -> list[int]:
+        """The first client with each kind of entries."""
         first: dict[tuple[Hashable, ...], int] = {}
         for client in sorted(self._events):
             first.setdefault(tuple(map(kind_of, self._ledger.of(client).entries)), client)
         return list(first.values())
 
     def _over_clients(self, *, certified: bool) -> Spread:
-        """By distinct histories, ``certified`` with the first client that has each; who was never
-        charged has ().
+        """Largest and median epsilon, computed once for each history; ``worst`` is a client.
+
+        Clients that were never charged have the history (). Without ``certified`` the worst client
+        is 0.
         """
-        counts = Counter(self._counts) if self._server is None else Counter([_events(self._server)])
-        if self._server is None and (idle := self._clients - len(self._events)):
-            counts[()] += idle
-        first = (
-            self._first(idle > 0)
-            if certified and self._server is None
-            else dict.fromkeys(counts, 0)
-        )
+        if self._server is not None:
+            counts = Counter([_events(self._server)])
+            first = dict.fromkeys(counts, 0)
+        else:
+            counts = Counter(self._counts)
+            idle = self._clients - len(self._events)
+            if idle:
+                counts[()] += idle
+            first = self._first(idle > 0) if certified else dict.fromkeys(counts, 0)
         if None in counts:
             return Spread(
                 largest=math.inf, median=_median_of(counts[None], counts.total()), worst=first[None]
@@ -221,39 +229,35 @@ class Spent:
         return first
 
 
-def _median_of(endless: int, clients: int) -> float:
-    """Median over clients of whom some have no bound, and the others count as 0."""
-    return math.inf if 2 * endless >= clients else 0.0
+def _median_of(unbounded: int, clients: int) -> float:
+    """Median epsilon if some clients have no bound; the others count as 0."""
+    return math.inf if 2 * unbounded >= clients else 0.0
 
 
 def _events(ledger: ClientCharges) -> History:
-    """The mechanism invocations of a client; None where noise was missing or is known, which has no
-    bound.
-    """
+    """The history of a client."""
     return ledger.events() if ledger.has_epsilon else None
 
 
-CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
-"""What a report says of clients."""
-
-
 class RunTotals:
-    """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
+    """Sums over the rounds of a run.
 
-    ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``:
-    selections of training rounds by what became of them; those who answered, and those who were
-    late, have trained.
+    sums: of bytes, over all rounds; of messages, over training rounds.
+    clients: clients of training rounds by what became of them, see ``CLIENT_LISTS``; those that
+        answered and those that were late have trained.
+    pruning: numbers of the pruning round; empty without one.
+    times: seconds by part of a round, and "start": until the first round.
     """
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(SUMS, 0)
-        self.clients = dict.fromkeys(CLIENTS, 0)
+        self.clients = dict.fromkeys(CLIENT_LISTS, 0)
         self.pruning: dict[str, Any] = {}
         self.times: dict[str, float] = {}
         self._started = False
 
     def note_start(self, seconds: float) -> None:
-        """Count how long this process took until its first round."""
+        """Add the seconds that this process took until its first round; later calls do nothing."""
         if not self._started:
             self.times["start"] = self.times.get("start", 0.0) + seconds
         self._started = True
@@ -265,19 +269,18 @@ class RunTotals:
             self.times[phase] = self.times.get(phase, 0.0) + seconds
         for name in SUMS:
             self.sums[name] += getattr(report, name)
-        for name in CLIENTS:
+        for name in CLIENT_LISTS:
             self.clients[name] += len(getattr(report, name))
 
     def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
         """Count an attempt of the pruning round.
 
-        Its messages are not in ``sums``: the bytes of dense training are computed from the training
-        messages.
+        Its messages are not in ``sums``, from which the bytes of dense training are computed.
         """
-        before = self.pruning
+        earlier = self.pruning
         self.pruning = {
-            **{name: before.get(name, 0) + getattr(report, name) for name in BYTE_COLUMNS},
-            "messages": before.get("messages", 0) + len(report.sent),
+            **{name: earlier.get(name, 0) + getattr(report, name) for name in BYTE_COLUMNS},
+            "messages": earlier.get("messages", 0) + len(report.sent),
             "noise_multiplier": noise_multiplier,
             "answered": list(report.answered),
             "rejected": {str(client): why for client, why in report.rejected.items()},
@@ -286,7 +289,7 @@ class RunTotals:
             self.sums[name] += getattr(report, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, in plain values."""
+        """The totals in plain values, for the checkpoint."""
         return {
             "totals": self.sums,
             "pruning": self.pruning,
@@ -296,6 +299,7 @@ class RunTotals:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
-        self.sums, self.pruning = saved["totals"], saved["pruning"]
+        self.sums = saved["totals"]
+        self.pruning = saved["pruning"]
         self.clients = saved["clients"]
         self.times = saved["times"]

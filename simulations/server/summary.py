@@ -1,61 +1,62 @@
-"""The record of a finished run: summary.json, and the final model as plain tensors."""
+"""The record of a finished run: everything of summary.json."""
 
 import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from fedlsg.accounting import Spread
-from fedlsg.carriers import adapted_layers
-from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
-from fedlsg.simulations.models.encoder import describe
-from fedlsg.simulations.models.plain_torch import layers_of, scale_of
-from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.client_rows import shared_rows
 from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
-from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import Record
 from fedlsg.simulations.storage.round_tables import BYTE_COLUMNS
-from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.base.split import chance_of
-from fedlsg.state import ServerState
 from fedlsg.strategies.protocol.downlink import NOTHING
-from fedlsg.user_code import DATA, shown
-from fedlsg.user_code.digest import version
+from fedlsg.user_code import shown
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
+"""Packages whose versions a summary names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
+    rounds: rounds that ended.
     updates: rounds that changed the model.
+    score: of the final model on the test splits.
+    spent: epsilon of the clients.
     bounds: every accountant's interval for the client with the largest epsilon.
     by_reader: the largest epsilon against each reader for whom there is one.
-    rho: noise over clip norm.
-    sum_bits: of a value in secure sums.
-    downlink: state of the downlink.
+    rho: ``fedlsg.privacy.rho`` of the mean round; None for noise without a clip.
+    sum_bits: bits of a value in secure sums; None without them.
     of_mean: what predicting the mean of the test targets reaches; None where that means nothing.
-    by_client: accuracies on parts of the test split like the clients'.
+    by_client: accuracies on parts of the test split like the clients'; None if not measured.
     clients: the rows of clients.csv.
-    rounds_by_client: rounds with an update of each client; None while nobody failed.
-    totals: sums of bytes and messages.
+    zero_weights: weights that pruning set to zero.
+    pruning: facts of the pruning round.
+    downlink: state of the downlink.
+    totals: sums of bytes and messages over all rounds.
+    transfer_seconds: time that all messages would take, by link.
+    rounds_by_client: rounds with an update of each client; None while nobody failed, or in large
+        federations.
+    wall_seconds: of the run, over all its processes.
+    times: seconds by part of a round, and until the first round.
     simulated: time of the simulated clock, and clients by what became of them; None without a
         clock.
-    stopped: why it ended early.
+    stopped: why it ended early; None if it did not.
+    diverged: whether its weights or loss became infinite or NaN.
     """
 
     rounds: int
@@ -158,14 +159,9 @@ def _by_class(score: Score) -> dict[str, Any]:
 
 
 def _seconds(outcome: Outcome) -> dict[str, float]:
-    """Where the time went: until the first round, by part of a round (``Times``), and files and all
-    else.
-    """
-    known = {name: round(seconds, 3) for name, seconds in outcome.times.items()}
-    return {
-        **known,
-        "other": round(max(outcome.wall_seconds - sum(outcome.times.values()), 0.0), 3),
-    }
+    """Where the time went: ``outcome.times``, and "other": files and everything else."""
+    other = max(outcome.wall_seconds - sum(outcome.times.values()), 0.0)
+    return {name: round(seconds, 3) for name, seconds in {**outcome.times, "other": other}.items()}
 
 
 def _chance(plan: Plan) -> dict[str, Any] | None:
@@ -175,8 +171,9 @@ def _chance(plan: Plan) -> dict[str, Any] | None:
 
 
 def _privacy(plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """What epsilon is and rests on. "private": a private mechanism, secret noise and a finite
-    epsilon.
+    """Epsilon, and the assumptions that it rests on.
+
+    "private": whether the mechanism is private, its noise secret, and epsilon finite.
     """
     settings, prune = plan.settings, plan.method.prune
     pruning = {
@@ -253,135 +250,26 @@ def _processor() -> str:
     return next((name for name in names if name), platform.processor() or platform.machine())
 
 
-MODEL_FORMAT = 1
-"""Format of config.json, which is next to the tensors of a final model."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FinalModel:
-    """``tensors``: parameters and buffers by their names in the module. ``facts``: everything of
-    config.json.
-    """
-
-    tensors: Mapping[str, Tensor]
-    facts: Mapping[str, Any]
-
-
-def final_model(base: Base, state: ServerState) -> FinalModel:
-    """The model that is evaluated: with ema, the average of the weights. LoRA's factors are as they
-    were trained.
-
-    The tensors are copies: the state may change afterwards.
-    """
-    with state.evaluated() as model:
-        tensors = {
-            name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
-        }
-    return FinalModel(tensors=tensors, facts=facts_of(base, state))
-
-
-def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
-    """What a reader needs to build the module again, and to know what was trained."""
-    settings, model = base.settings, state.model
-    options = {
-        f.name: getattr(settings, f.name)
-        for f in fields(Options)
-        if f.name not in ("model", "data_root")
-    }
-    return {
-        "format": MODEL_FORMAT,
-        "fedlsg": version(),
-        "workload": shown(settings.workload),
-        "model": settings.model,
-        "method": shown(settings.method),
-        "seed": settings.seed,
-        "round": state.round,
-        "averaged": state.average is not None,
-        "class": f"{type(model).__module__}.{type(model).__qualname__}",
-        **layers_of(model),
-        "inputs": scale_of(base.workload.test.prepare),
-        "options": {name: value for name, value in options.items() if value is not None},
-        **({"data": dict(base.workload.data)} if base.workload.data else {}),
-        "public_data": public_data_of(base),
-        # kept here because the weights that the run started from may be moved or deleted later
-        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(settings).values()))),
-        "trained": list(trainable(model)),
-        "lora": lora_facts(model, base.method.carrier.scale),
-        "transformers": _with_labels(describe(model), base.workload.data.get("classes", ())),
-    }
-
-
-def _with_labels(described: dict[str, Any] | None, classes: Sequence[str]) -> dict[str, Any] | None:
-    """What ``describe`` returned, with the names of the classes as transformers keeps them."""
-    if described is None or not classes:
-        return described
-    names = {
-        "id2label": dict(enumerate(classes)),
-        "label2id": {name: number for number, name in enumerate(classes)},
-    }
-    return {**described, "config": {**described["config"], **names}}
-
-
-def public_data_of(base: Base) -> list[str]:
-    """Data that the run read as public ones, to train on or to probe the model with: "data:" and a
-    name each.
-    """
-    carrier = base.method.carrier
-    named = [base.settings.public_rows, carrier.source]
-    return [shown(one) for one in named if one is not None and one.startswith(DATA)]
-
-
-def lora_facts(model: nn.Module, scale: float) -> dict[str, Any] | None:
-    """Adapted layers, and s of W_0 + s B A; ``merges``: whether that weight alone gives the same
-    outputs.
-    """
-    layers = adapted_layers(model)
-    if not layers:
-        return None
-    linear = all(type(layer.base) in (nn.Linear, nn.Conv2d) for layer in layers.values())
-    return {"scale": scale, "layers": list(layers), "merges": linear}
-
-
-RATES = ("learning_rate", "classifier_learning_rate", "norms_learning_rate", "local_learning_rate")
-
-
-def explain(error: Exception, settings: Settings) -> str:
-    """One line: the round, what is not finite, and the likely cause: the largest learning rate."""
-    rates = {name: value for name, value in values_of(settings).items() if name in RATES}
-    if settings.local_steps == 1:
-        rates.pop("local_learning_rate", None)  # only learning_rate scales a single step
-    likely = max(rates, key=lambda name: rates[name])
-    return (
-        f"{error}: {likely}={rates[likely]:g} is likely too large, start a new run with a smaller "
-        "one"
-    )
-
-
-def refuse_diverged(summary: Mapping[str, Any]) -> None:
-    """Raise RuntimeError for a run that diverged: its weights are those of an earlier round."""
-    if summary["diverged"]:
-        raise RuntimeError(str(summary["stopped"]))
-
-
 def downlink_facts(settings: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary says of a downlink that is in this ``state``.
+    """The entries of a summary about a downlink in this ``state``.
 
+    name, codec: the setting ``downlink``, and the codec of its steps.
     repairs: whole models sent because a client had lost its replica, in all rounds of the run, also
         interrupted ones.
     interrupted: what was sent in rounds that were interrupted and run again by ``resume``. No other
         sum includes it.
-    added_variance: in units of the variance of the noise in the sum. Of codecs that have it, in
-        their ``summary()``.
+    added_variance: variance that the codec adds, over the variance of the noise in the sum; from
+        ``codec.summary()``, of codecs that add some.
     """
     interrupted = state.get("interrupted", NOTHING)
     if settings.downlink == "full":
         return {"name": "full", "interrupted": interrupted}
     repairs = sum(state["repairs"].values())
     codec = downlink_codec(settings)
-    facts = {
+    return {
         "name": settings.downlink,
         "codec": codec.name,
         "repairs": repairs,
         "interrupted": interrupted,
+        **codec.summary(),
     }
-    return facts | codec.summary()

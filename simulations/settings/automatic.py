@@ -1,18 +1,18 @@
-"""What ``auto`` stands for: where a process computes, which method a run takes, and the gaps that
-the rule fills.
+"""The values of ``auto``: the device, the method of a run, and settings that a rule chooses.
 
-``device`` travels as it was given: each process resolves ``auto`` for itself. So a server without a
-GPU may have clients with one. Secret and public draws are made on the CPU on every device.
+``device`` is sent as the user gave it: each process resolves ``auto`` for itself. So a server
+without a GPU may have clients with one. Secret and public draws are made on the CPU on every
+device.
 
 ``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of
 a user's own, or a linear head on public features, takes ``dpsgd``: dense updates were the most
 accurate or level in all tasks that were measured. Where they pass ``uplink_budget``, it takes
 ``lsg`` without frozen units, at the largest rank that fits.
 
-The rule of ``fedlsg.training.auto`` is on where neither the user nor the workload's preset says a
-learning rate, and where a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each
-value of it can be replaced by giving that setting. Presets are made for networks: they say no
-learning rate for a linear head.
+The rule of ``fedlsg.training.auto`` is on if neither the user nor the workload's preset has a
+learning rate, and if a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. A given
+setting replaces the rule's value. Presets are made for networks: they have no learning rate for a
+linear head.
 """
 
 import math
@@ -50,28 +50,30 @@ from fedlsg.training.auto import (
 
 
 def device_of(wanted: Device) -> str:
-    """``"cpu"`` or ``"cuda"``: under ``"auto"`` CUDA if torch finds it in this process.
+    """``"cpu"`` or ``"cuda"``; for ``"auto"``, CUDA if torch finds it in this process.
 
     "cuda" is torch's current device: of several GPUs, the one that Ray or CUDA_VISIBLE_DEVICES puts
-    first.
-    Raises ValueError for ``"cuda"`` where torch finds none.
+    first. Raises ValueError for ``"cuda"`` if torch finds none.
     """
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+    has_cuda = torch.cuda.is_available()
+    if wanted == "cuda" and not has_cuda:
         raise ValueError(
             "device=cuda: torch finds no CUDA device here; give device=cpu, or device=auto to take "
             "one where it is"
         )
-    return "cuda" if there and wanted != "cpu" else "cpu"
+    return "cuda" if has_cuda and wanted != "cpu" else "cpu"
 
 
 LOADED = "loaded-weights"
-"""A word of ``auto``: the rule found that most numbers to train were loaded."""
+"""A word of the setting ``auto``: the rule found that most trainable numbers were loaded."""
 
 
 class Loaded(NamedTuple):
-    """Whether most trainable numbers below the classifier were loaded, whether it was, and the
-    ``size_factor``.
+    """The trainable numbers of a model that were trained before.
+
+    body: whether most numbers below the classifier were loaded.
+    classifier: whether most numbers of the classifier were loaded.
+    size: the ``size_factor`` of all trainable parameters.
     """
 
     body: bool
@@ -80,10 +82,9 @@ class Loaded(NamedTuple):
 
 
 def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
-    """What a run starts from that was trained before: numbers that stay as they are where every
-    draw is another one.
+    """Find the loaded numbers of a model: those that are equal in two models with other seeds.
 
-    A function that seeds itself builds equal random numbers each time. So its seeds are replaced
+    A function that seeds itself would build equal random numbers twice. So its seeds are replaced
     for the second model.
     """
     name = settings.model or workload.default_model
@@ -94,65 +95,65 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
     check_initialized(first)
     head = workload.classifier or find_classifier(first)
     others = dict(second.named_parameters())
-    numbers = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}
+    excess = {"body": 0, "classifier": 0}  # loaded numbers less others
     for path, value in first.named_parameters():
+        # a bias or scale that begins as a constant is equal in any two models
+        is_constant = bool((value == value.flatten()[0]).all()) if value.numel() > 1 else True
+        if not value.requires_grad or is_constant:
+            continue
         other = others.get(path)
-        if (
-            not value.requires_grad
-            or value.numel() < 2
-            or bool((value == value.flatten()[0]).all())
-        ):
-            continue  # a bias or scale that begins as a constant is equal in any two starts
+        is_loaded = (
+            other is not None and other.shape == value.shape and bool((other == value).all())
+        )
         part = "classifier" if path.startswith(f"{head}.") else "body"
-        numbers[
-            part, other is not None and other.shape == value.shape and bool((other == value).all())
-        ] += value.numel()
-    body, classifier = (
-        numbers[part, True] > numbers[part, False] for part in ("body", "classifier")
-    )
-    return Loaded(
-        body, classifier, size_factor(value for value in first.parameters() if value.requires_grad)
-    )
+        excess[part] += value.numel() if is_loaded else -value.numel()
+    trainable = (value for value in first.parameters() if value.requires_grad)
+    return Loaded(excess["body"] > 0, excess["classifier"] > 0, size_factor(trainable))
 
 
 PRESET_METHOD, DENSE, SMALL = "lsg", "dpsgd", "lsg"
+"""Methods that ``auto`` chooses: for presets, with dense updates, and with small updates."""
 RANKS = (32, 16, 8, 4, 2, 1)
+"""Ranks that are tried for an ``uplink_budget``, in this order."""
 VALUE_BYTES = 4
-"""Of a value that no codec makes smaller."""
+"""Bytes of a value without a codec, in secure sums."""
 BLOCK_BYTES = 4
-"""What codecs send of a block in addition to its values, at most."""
+"""Bytes that codecs send for a block in addition to its values, at most."""
 TRIED_VALUES = 2**18
-"""Values that are really encoded, at most, to know how many bytes a value takes."""
+"""Values, at most, that are encoded to measure the bytes of a value."""
 SIGNAL = 2**0.5
-"""Deviation of these values in those of the noise: a signal as long as the noise is assumed."""
+"""Standard deviation of these values over that of the noise: signal and noise have variance 1 each,
+as for rho = 1."""
 
 
 def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
-    """The settings with a method in place of ``auto``; ``auto`` then names it among what fedlsg
-    chose.
+    """The settings with a method instead of ``auto``; the setting ``auto`` then names it.
 
     Raises ValueError for a budget that no method meets.
     """
     if settings.method != AUTO:
         return settings
-    own: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if "learning_rate" in workload.defaults and not _is_linear_head(settings, workload):
         name = PRESET_METHOD
     else:
-        name, own = _of_own_model(settings, workload)
-    words = [*(settings.auto or "").split(), "method", *own]
+        name, chosen = _method_of_own_model(settings, workload)
+    words = [*(settings.auto or "").split(), "method", *chosen]
     return replace(
-        settings, method=name, parameters={**own, **settings.parameters}, auto=" ".join(words)
+        settings, method=name, parameters={**chosen, **settings.parameters}, auto=" ".join(words)
     )
 
 
-def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, dict[str, Any]]:
-    others = {*strategies.common_settings(), *codec_settings()}
-    asked = [name for name in settings.parameters if name not in others]
-    if asked and not set(asked) <= strategies.own_settings(DENSE):
-        if not set(asked) <= strategies.own_settings(SMALL):
+def _method_of_own_model(
+    settings: Settings, workload: LoadedWorkload
+) -> tuple[str, dict[str, Any]]:
+    """The method for a workload without a preset, and settings for it."""
+    common = {*strategies.common_settings(), *codec_settings()}
+    of_methods = [name for name in settings.parameters if name not in common]
+    if of_methods and not set(of_methods) <= strategies.own_settings(DENSE):
+        if not set(of_methods) <= strategies.own_settings(SMALL):
             raise ValueError(
-                f"{', '.join(asked)}: a setting of some methods; name one with method="
+                f"{', '.join(of_methods)}: a setting of some methods; name one with method="
             )
         return SMALL, {}
     budget = settings.uplink_budget
@@ -177,16 +178,17 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
 
 
 def _fewer_axes(budget: int, dense: int, settings: Settings, workload: LoadedWorkload) -> str:
-    """What a linear head of ``dense`` bytes that is larger than the budget can do: no carrier is
-    smaller than it, fewer features are.
+    """The message for a linear head of ``dense`` bytes that is larger than the budget.
+
+    A head on n features has (n + 1) values for each class, with its bias. No carrier is smaller.
     """
     classes = workload.classes("feature_axes")
-    each = dense / sum(_counts(strategies.recipe(DENSE), settings, workload))
-    axes = int(budget / (each * classes)) - 1  # and a bias
-    way = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
+    bytes_each = dense / sum(_counts(strategies.recipe(DENSE), settings, workload))
+    axes = int(budget / (bytes_each * classes)) - 1
+    advice = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
     return (
         f"uplink_budget={budget}: an update of a linear head on these features has {dense:,} "
-        f"bytes with codec {settings.codec}: {way}, or a codec of fewer bits a value"
+        f"bytes with codec {settings.codec}: {advice}, or a codec of fewer bits a value"
     )
 
 
@@ -199,9 +201,10 @@ def _counts(method: Method, settings: Settings, workload: LoadedWorkload) -> lis
 
 
 def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
-    """Bytes of an update of the workload's model as the codec sends them: exact for values of one
-    size; else of random values of deviation ``SIGNAL``, which those of a run have at most if its
-    rho is 1 or more.
+    """Bytes of an update of the workload's model, as the codec sends them.
+
+    They are exact for values of one size. For other codecs random values are encoded, with standard
+    deviation ``SIGNAL``: those of a run are not larger if its rho is 1 or more.
     """
     counts = _counts(method, settings, workload)
     codec = find_codec(settings.codec).with_settings(settings.parameters)
@@ -215,8 +218,9 @@ def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
 
 
 def check_budget(settings: Settings, sent: int) -> None:
-    """Raise ValueError where a rehearsed update has more bytes than ``uplink_budget``: its signal
-    is longer than its noise, and the codec's size follows from both.
+    """Raise ValueError if a rehearsed update has more bytes than ``uplink_budget``.
+
+    ``_bytes`` assumes that the signal is not longer than the noise; this update had a longer one.
     """
     if settings.uplink_budget is not None and sent > settings.uplink_budget:
         raise ValueError(
@@ -228,28 +232,19 @@ def check_budget(settings: Settings, sent: int) -> None:
 
 
 def method_line(settings: Settings) -> str | None:
-    """Why a run has its method, in one sentence; None where a user named it, or the workload's
-    preset has it.
-    """
-    if (
-        "method" not in (settings.auto or "").split()
-        or "learning_rate" not in (settings.auto or "").split()
-    ):
+    """A sentence why a run has its method; None if a user named it, or the preset has it."""
+    if not {"method", "learning_rate"} <= set((settings.auto or "").split()):
         return None
+    budget = settings.uplink_budget
     if settings.method == DENSE:
-        budget = settings.uplink_budget
-        why = (
-            "no uplink_budget is given"
-            if budget is None
-            else f"they fit uplink_budget={budget:,} bytes"
-        )
+        why = "no uplink_budget is given"
+        if budget is not None:
+            why = f"they fit uplink_budget={budget:,} bytes"
         return f"method {DENSE}: dense updates are the most accurate, and {why}"
-    return (
-        f"method {settings.method}: dense updates are larger than "
-        f"uplink_budget={settings.uplink_budget:,} bytes"
-        if (settings.uplink_budget)
-        else f"method {settings.method}: it has the settings that are given"
-    )
+    if budget:
+        words = f"dense updates are larger than uplink_budget={budget:,} bytes"
+        return f"method {settings.method}: {words}"
+    return f"method {settings.method}: it has the settings that are given"
 
 
 RULED = (
@@ -264,11 +259,12 @@ RULED = (
 )
 """Settings that the rule gives."""
 SMALL_AT_START = ("lora",)
-"""Carriers whose factors are new, whatever the weights are that they adapt."""
+"""Carriers whose factors are always new, also on pretrained weights."""
 LINEAR = "linear"
+"""The model that is a linear head."""
 SGD = "sgd"
 BLOCKS = (RATE, "momentum", "optimizer")
-"""Settings that turn the rule off where they are given; of optimizers ``SGD`` alone."""
+"""Settings that turn the rule off if they are given; an optimizer only if it is ``SGD``."""
 BESIDE_RATES = ("momentum", "schedule", "final_learning_rate", "clip_norm", "batch_size")
 """Settings that presets give for their learning rates."""
 
@@ -279,15 +275,13 @@ def _is_linear_head(settings: Settings, workload: LoadedWorkload) -> bool:
 
 
 def _leaves_rates_open(given: Mapping[str, Any]) -> bool:
-    """Whether neither a learning rate is given, nor what makes the optimizer a plain SGD."""
+    """Whether the settings leave the learning rate to the rule, see ``BLOCKS``."""
     optimizer = str(given.get("optimizer", "adam")).lower()
     return optimizer != SGD and not {*BLOCKS} - {"optimizer"} & set(given)
 
 
 def tuned_settings(settings: Settings, workload: LoadedWorkload) -> dict[str, Any]:
-    """The workload's preset for the method, in which a linear head on features has no rates, unless
-    the settings give one.
-    """
+    """The workload's preset for the method; for a linear head on features without its rates."""
     tuned = preset_of(workload.name, settings.method, workload.defaults, workload.method_defaults)
     if _is_linear_head(settings, workload) and _leaves_rates_open(values_of(settings)):
         return {name: value for name, value in tuned.items() if name not in (*RULED, *BESIDE_RATES)}
@@ -305,8 +299,8 @@ def preset_of(
     Presets of fedlsg's workloads were made for its methods: a recipe of a user's own keeps the
     defaults that it declares.
     """
-    theirs = strategies.is_users(method) and workload in workloads.names()
-    kept = strategies.own_settings(method) if theirs else ()
+    of_user = strategies.is_users(method) and workload in workloads.names()
+    kept = strategies.own_settings(method) if of_user else ()
     common = {name: value for name, value in defaults.items() if name not in kept}
     return common | dict(of_methods.get(method, {}))
 
@@ -314,37 +308,40 @@ def preset_of(
 def fill_auto(
     settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any], clients: int
 ) -> dict[str, Any]:
-    """The values that the rule gives, with ``auto`` naming them; empty where it is off.
+    """The values that the rule gives, with ``auto`` naming them; empty if the rule is off.
 
     ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing,
-    and where the rule cannot know a number that it needs.
+    and if the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
-    steps = ("learning_rate" in asked and "learning_rate" not in given) or (
+    chooses_rates = ("learning_rate" in asked and "learning_rate" not in given) or (
         "learning_rate" not in tuned and _leaves_rates_open(given)
     )
-    rounds = "rounds" not in given and (
-        "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)
+    chooses_rounds = "rounds" not in given and (
+        "rounds" in asked
+        or settings.epochs is not None
+        or (chooses_rates and "rounds" not in tuned)
     )
     values = {**tuned, **given, "clients": clients}
-    if rounds and "rounds" in tuned and "sample_rate" not in given:
+    if chooses_rounds and "rounds" in tuned and "sample_rate" not in given:
         values.pop("sample_rate", None)  # a preset's rate is made for its number of rounds
-    rated = any(name in values for name in ("sample_rate", "batch_size"))
+    has_batches = "sample_rate" in values or "batch_size" in values
     filled: dict[str, Any] = {}
     head = _is_linear_head(settings, workload)
     passes = _passes(settings, values, HEAD_EPOCHS if head else EPOCHS)
-    if rounds:
+    if chooses_rounds:
         values.pop("rounds", None)
-        filled |= _schedule(settings, workload, values, passes, rated=rated)
-    elif steps and not rated:
+        filled |= _schedule(settings, workload, values, passes, has_batches=has_batches)
+    elif chooses_rates and not has_batches:
         filled |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: "
             "leave one out"
         )
-    if steps:
+    words = [name for name in asked if name not in AUTOMATIC]
+    if chooses_rates:
         carrier = strategies.with_own(settings.method, settings.parameters).carrier.kind
         loaded = loaded_parts(settings, workload)
         pretrained = loaded.body and carrier not in SMALL_AT_START
@@ -362,9 +359,10 @@ def fill_auto(
     chosen = {name: value for name, value in filled.items() if name not in given}
     if not chosen:
         return {}
-    words = [name for name in asked if name not in AUTOMATIC]
-    seen = [LOADED] if steps and pretrained else []
-    return chosen | {AUTO: " ".join([*words, *chosen, *seen])}
+    words += chosen
+    if chooses_rates and pretrained:
+        words.append(LOADED)
+    return chosen | {AUTO: " ".join(words)}
 
 
 MEASURED = 200
@@ -372,27 +370,25 @@ MEASURED = 200
 
 
 def _row_length(workload: LoadedWorkload) -> float:
-    """Root mean square length of the features of public rows, to two digits: 10 where each has
-    length 10.
-    """
+    """The root mean square norm of the features of public rows, to two digits."""
     test = workload.test
     rows = test.batch(spaced(len(test), MEASURED))[0].flatten(1)
     return float(f"{float(rows.square().sum(1).mean().sqrt()):.2g}")
 
 
 def _passes(settings: Settings, values: Mapping[str, Any], epochs: float) -> float:
-    """E, ``epochs`` if none is given, of a client that takes part in every round: those that are
-    selected rarely get their passes in more rounds.
+    """Passes over the data of a client that would take part in every round.
+
+    E epochs for each client, times K / k if k of K clients take part in a round: then each client
+    needs K / k times the rounds. ``epochs``: E, unless the user gives it.
     """
     clients = int(values["clients"])
-    return (
-        (settings.epochs or epochs)
-        * clients
-        / min(clients, int(values.get("clients_per_round") or clients))
-    )
+    per_round = min(clients, int(values.get("clients_per_round") or clients))
+    return (settings.epochs or epochs) * clients / per_round
 
 
 def _sample_rate(values: Mapping[str, Any], passes: float) -> float:
+    """The rate with which all local steps of the run make so many passes."""
     steps = int(values.get("local_steps", 1)) * values["rounds"]
     return float(f"{min(1.0, passes / steps):.4g}")
 
@@ -403,17 +399,16 @@ def _schedule(
     values: Mapping[str, Any],
     passes: float,
     *,
-    rated: bool,
+    has_batches: bool,
 ) -> dict[str, Any]:
-    """Rounds, and the sample rate where none is given.
+    """Rounds, and the sample rate unless batches are given (``has_batches``).
 
-    How much data a client has is secret where the unit is one: there a round is an epoch, as
-    everywhere at client level.
+    If the unit is a client, its number of examples is secret: then a round is an epoch.
     """
     local_steps = int(values.get("local_steps", 1))
     if unit_named(settings.unit).whole:
         return {"rounds": auto_rounds(passes, 1.0)}
-    if not rated:
+    if not has_batches:
         rounds, chosen = auto_schedule(passes, local_steps=local_steps)
         return {"rounds": rounds, "sample_rate": float(f"{chosen:.4g}")}
     rate: float | None = values.get("sample_rate")
@@ -423,7 +418,7 @@ def _schedule(
 
 
 def _units(settings: Settings, workload: LoadedWorkload) -> int:
-    """Examples of all clients; persons where the unit is one, whose numbers of rows are secret."""
+    """The number of examples of all clients; of persons if the unit is a person."""
     if not len(workload.train):
         raise ValueError(
             "rounds=auto needs the number of training rows, which only clients know here: give "
@@ -435,7 +430,7 @@ def _units(settings: Settings, workload: LoadedWorkload) -> int:
 
 
 def _regression(workload: LoadedWorkload) -> bool:
-    """Whether the public test targets are numbers, and not classes, or labels that are 0 or 1."""
+    """Whether the public test targets are numbers: neither classes nor labels that are 0 or 1."""
     targets = workload.test.labels
     return targets.is_floating_point() and not bool(
         ((targets == 0) | (targets == 1) | targets.isnan()).all()
@@ -443,20 +438,13 @@ def _regression(workload: LoadedWorkload) -> bool:
 
 
 def rule_line(settings: Settings) -> str | None:
-    """What the rule chose, for a reader; None where it chose nothing."""
+    """A sentence with the settings that the rule chose; None without any."""
     values = values_of(settings)
-    chosen = [
-        f"{name}={values[name]}"
-        for name in (settings.auto or "").split()
-        if name in values and name in RULED
-    ]
-    loaded = (
-        "; the weights are taken as pretrained, so that the learning rate is a tenth"
-        if LOADED in (settings.auto or "").split()
-        else ""
-    )
-    return (
-        f"chosen by the rule for runs without tuning: {', '.join(chosen)}{loaded}"
-        if chosen
-        else None
-    )
+    words = (settings.auto or "").split()
+    chosen = [f"{name}={values[name]}" for name in words if name in values and name in RULED]
+    if not chosen:
+        return None
+    loaded = ""
+    if LOADED in words:
+        loaded = "; the weights are taken as pretrained, so that the learning rate is a tenth"
+    return f"chosen by the rule for runs without tuning: {', '.join(chosen)}{loaded}"

@@ -2,13 +2,13 @@
 
     client_epsilons="north=1, south=4"    by name, where the partition has names
     client_epsilons="#0=1, #1=4"          by number, from 0
-    client_epsilons="consent"             a column of train: the least value of a client's rows
-    client_epsilons="own.csv"             a table's file with the columns client and epsilon, and
-                                          delta where clients have their own
+    client_epsilons="consent"             a column of train: the smallest value in a client's rows
+    client_epsilons="own.csv"             a table file with the columns client and epsilon, and
+                                          delta if clients have their own
 
 ``client_deltas`` has the same forms. Clients that are not named have ``epsilon`` and ``delta``. All
-of them are public. Noise is calibrated to each client's own (``planning.client_noise``), and how
-much a client counts follows from its noise (``planning.clients``).
+of these numbers are public. Noise is calibrated for each client (``planning.client_noise``), and
+the weight of a client follows from its noise (``planning.clients``).
 """
 
 import math
@@ -24,47 +24,49 @@ from fedlsg.simulations.workloads.rows.table_files import is_table_file, read_fi
 CLIENTS_SHOWN = 5
 """Clients that a message lists."""
 What = Literal["epsilon", "delta"]
+"""Which of both numbers of a client is meant."""
 BELOW: Mapping[What, float] = {"epsilon": math.inf, "delta": 1.0}
 """Each number of a client is above 0, and below this."""
 
 
 class Budgeted(Protocol):
-    """Settings that say what a client may spend."""
+    """Settings with the budget of each client."""
 
     @property
     def epsilon(self) -> float | None:
-        """Of every client that is not named."""
+        """The epsilon of clients that are not named."""
 
     @property
     def client_epsilons(self) -> str | None:
-        """Of clients by number."""
+        """Epsilons of clients by number."""
 
     @property
     def delta(self) -> float | None:
-        """Of every client that is not named."""
+        """The delta of clients that are not named."""
 
     @property
     def client_deltas(self) -> str | None:
-        """Of clients by number."""
+        """Deltas of clients by number."""
 
 
 def budget_of(settings: Budgeted, client: int) -> tuple[float | None, float | None]:
-    """What a client may spend in the run, (epsilon, delta), by settings that name clients by
-    number; None without a target.
+    """The budget (epsilon, delta) of a client in the run; None without a target.
+
+    The settings must name clients by number.
     """
     return (
-        _own(settings.client_epsilons, "epsilon", client, settings.epsilon),
-        _own(settings.client_deltas, "delta", client, settings.delta),
+        _number_of(settings.client_epsilons, "epsilon", client, settings.epsilon),
+        _number_of(settings.client_deltas, "delta", client, settings.delta),
     )
 
 
-def _own(text: str | None, what: What, client: int, others: float | None) -> float | None:
-    return others if text is None else numbered(text, what).get(client, others)
+def _number_of(text: str | None, what: What, client: int, default: float | None) -> float | None:
+    return default if text is None else numbered(text, what).get(client, default)
 
 
 @lru_cache(maxsize=16)  # a text has one meaning
 def numbered(text: str, what: What = "epsilon") -> Mapping[int, float]:
-    """Numbers by the client's number. Raises ValueError for a text that has names."""
+    """The epsilon or delta of clients by number. Raises ValueError for a text with names."""
     by_number = {}
     for key, value in pairs(text, what).items():
         if not (key.startswith("#") and key[1:].isdecimal()):
@@ -82,15 +84,17 @@ def text_of(values: Mapping[int, float]) -> str:
 
 
 def shorter(text: str) -> str:
-    """A setting of numbers by client for messages: the first clients, and how many there are."""
+    """A setting shortened for messages: the first clients, and the number of all."""
     parts = text.split(", ")
     first = ", ".join(parts[:CLIENTS_SHOWN])
     return first if len(parts) <= CLIENTS_SHOWN else f"{first}, ... ({len(parts):,} clients)"
 
 
 def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
-    """The settings of ``simulate(epsilon=...)`` or ``delta``: a number; one for each client, by
-    name or number (a dict, a Series) or in their order; a column of train or a file that has them.
+    """The settings for an argument ``epsilon`` or ``delta`` of ``simulate``.
+
+    It may be a number; one for each client, by name or number (a dict, a Series) or in their order;
+    a column of train; a file.
     """
     # a decimal comma is refused where the number is read
     if isinstance(value, str) and not _is_number(value.replace(",", ".")):
@@ -103,11 +107,12 @@ def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
         return {what: value}
     if not value:
         raise ValueError(f"{what} names no client: give a number, or one for each client")
-    if strange := [name for name in value if {",", "="} & set(str(name))]:
-        raise ValueError(
-            f"{what}: the name {strange[0]!r} has a comma or an equals sign: put the {what}s "
-            f"into a CSV file with the columns client and {what}, and give client_{what}s=FILE"
-        )
+    for name in value:
+        if {",", "="} & set(str(name)):
+            raise ValueError(
+                f"{what}: the name {name!r} has a comma or an equals sign: put the {what}s "
+                f"into a CSV file with the columns client and {what}, and give client_{what}s=FILE"
+            )
     return {f"client_{what}s": ", ".join(f"{name}={number}" for name, number in value.items())}
 
 
@@ -120,7 +125,7 @@ def _is_number(text: str) -> bool:
 
 
 def pairs(text: str, what: What = "epsilon") -> dict[str, float]:
-    """Client and number of each part of a text. Raises ValueError for any other text."""
+    """The number of each client, as it is named in the text. Raises ValueError for other texts."""
     by_name: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.rpartition("=")
@@ -155,31 +160,35 @@ def read_own(
     columns: Mapping[str, Any],
     what: What = "epsilon",
 ) -> dict[int, float]:
-    """Numbers by the client's number, of the setting as a user gives it.
+    """The epsilon or delta of clients by number, from the setting as a user gives it.
 
-    ``names``: of the clients, None where they have none. ``parts``: the rows of each client.
-    ``columns``: of train, by name. Raises ValueError, or OSError for a file that cannot be read.
+    names: of the clients; None without names.
+    parts: the rows of each client.
+    columns: of train, by name.
+
+    Raises ValueError, or OSError for a file that cannot be read.
     """
     if text in columns:
-        return _of_column(text, columns[text], parts, what)
-    known = pairs(text, what) if "=" in text else _of_file(_path(text), columns, what)
+        return _read_column(text, columns[text], parts, what)
+    by_name = pairs(text, what) if "=" in text else _read_file(_path(text), columns, what)
     numbers = {f"#{client}": client for client in range(len(parts))}
     if not any(name.isdecimal() for name in names or ()):  # else 2 is the client of that name
         numbers |= {str(client): client for client in range(len(parts))}
     numbers |= {name: client for client, name in enumerate(names or ())}
-    if strange := [name for name in known if name not in numbers]:
-        raise ValueError(
-            f"client_{what}s names {strange[0]!r}, which is no client: expected "
-            f"{_some([f'#{client}' for client in range(len(parts))] if names is None else names)}"
-        )
-    by_number = {numbers[name]: value for name, value in known.items()}
-    if len(by_number) < len(known):
+    for name in by_name:
+        if name not in numbers:
+            clients = [f"#{client}" for client in range(len(parts))] if names is None else names
+            raise ValueError(
+                f"client_{what}s names {name!r}, which is no client: expected {_some(clients)}"
+            )
+    by_number = {numbers[name]: value for name, value in by_name.items()}
+    if len(by_number) < len(by_name):
         raise ValueError(f"client_{what}s gives one client by its name and by its number: take one")
     return by_number
 
 
 def has_deltas(text: str, columns: Collection[str]) -> bool:
-    """Whether ``client_epsilons`` is a file whose clients have a delta of their own, too."""
+    """Whether ``client_epsilons`` is a file that also has a column delta."""
     path = _path(text)
     return (
         text not in columns
@@ -197,7 +206,8 @@ def _some(names: Collection[str]) -> str:
     return shorter(", ".join(names))
 
 
-def _of_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict[int, float]:
+def _read_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict[int, float]:
+    """The smallest value in the rows of each client; clients without rows are left out."""
     try:
         numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -208,7 +218,8 @@ def _of_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict
     return {client: float(numbers[part].min()) for client, part in enumerate(parts) if len(part)}
 
 
-def _of_file(path: Path, columns: Collection[str], what: What) -> dict[str, float]:
+def _read_file(path: Path, columns: Collection[str], what: What) -> dict[str, float]:
+    """The numbers of clients in a table file, by their names there."""
     setting = f"client_{what}s"
     if not path.is_file():
         raise ValueError(

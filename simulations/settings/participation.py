@@ -1,7 +1,8 @@
 """From settings to objects of a run: participation and its clock, unit of privacy, adaptive clip.
 
-Participation says who is there, who leaves, how fast clients are, and when a round ends. There is a
-simulated clock as soon as one of the settings ``NAMES`` is given. Everything here is public.
+Participation determines which clients are available, which leave, how fast they are, and when a
+round ends. A run has a simulated clock if one of the settings ``NAMES`` is given. Everything here
+is public.
 """
 
 import math
@@ -34,11 +35,13 @@ NAMES = (
 EXAMPLE_SECONDS = 0.01
 """Simulated seconds for the gradient of one example, if not given."""
 CONSTANT, LOGNORMAL = "constant", "lognormal"
+"""Laws of the setting ``speed``."""
 MEGABIT = 1e6
+"""Bits."""
 CLIP_RATE = 0.2
-"""eta of Andrew et al. 2021."""
+"""The learning rate eta of the adaptive clip in Andrew et al. 2021."""
 COUNT_SHARE = 20
-"""sigma_b is the expected number of clients over this (Andrew et al. 2021)."""
+"""Expected clients over sigma_b, the noise of the count, in Andrew et al. 2021."""
 
 
 def given(s: Settings) -> dict[str, Any]:
@@ -47,7 +50,7 @@ def given(s: Settings) -> dict[str, Any]:
 
 
 def fill_participation(s: Settings) -> Mapping[str, Any]:
-    """The speed and the seconds an example of a run with a clock: given, or by default."""
+    """The settings ``speed`` and ``example_seconds`` of a run with a clock, with defaults."""
     if not given(s):
         return {}
     return {
@@ -57,7 +60,7 @@ def fill_participation(s: Settings) -> Mapping[str, Any]:
 
 
 def availability_of(s: Settings) -> float | str:
-    """The probability that a client is there, or the path of a trace.
+    """The probability that a client is available, or the path of a trace.
 
     Raises ValueError for a number out of range.
     """
@@ -80,8 +83,10 @@ def spread_of(s: Settings) -> float:
     try:
         if kind == CONSTANT and not rest:
             return 0.0
-        if kind == LOGNORMAL and len(rest) == 1 and 0 < (spread := float(rest[0])) < math.inf:
-            return spread
+        if kind == LOGNORMAL and len(rest) == 1:
+            spread = float(rest[0])
+            if 0 < spread < math.inf:
+                return spread
     except ValueError:
         pass
     raise ValueError(
@@ -159,6 +164,7 @@ def trace_digest(participation: Participation) -> str | None:
 
 
 def _availability(s: Resolved, clients: int) -> float | Trace:
+    """The probability that a client is available, or the trace of a file."""
     share = availability_of(s)
     return share if isinstance(share, float) else read_trace(Path(share), clients)
 

@@ -1,6 +1,4 @@
-"""Fill the gaps of the settings from the workload's preset, refuse what is out of range, build
-method and codecs.
-"""
+"""From settings to a run: fill their gaps from the workload's preset, build method and codecs."""
 
 import math
 from collections.abc import Mapping
@@ -44,21 +42,20 @@ not.
 GRID = "secure-sum"
 """What files say in place of a codec under trust=secure: masked integers on a grid."""
 SPARE = 10
-"""Under trust=secure one client of so many may be missing, and one may collude with the server, by
-default.
-"""
+"""Under trust=secure, by default, one in so many clients may be missing, and one in so many may
+collude with the server."""
 
 FALLBACK: Mapping[str, Any] = MappingProxyType(
     {
         **{
-            name: one.setting.fallback
-            for name, one in RUN.items()
-            if one.setting.fallback is not None
+            name: declared.setting.fallback
+            for name, declared in RUN.items()
+            if declared.setting.fallback is not None
         },
         **{name: (mechanism_settings() | server_settings())[name].default for name in _WORKLOADS},
     }
 )
-"""What a workload's preset may leave out, from the declarations."""
+"""Values for settings that a workload's preset leaves out, from the declarations."""
 
 
 def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
@@ -88,7 +85,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         and "classifier_learning_rate" in preset
         and _trains_heads_alone(settings)
     ):
-        # it is that of a new head on a network that is trained, too
+        # the preset has it for a new head on a network that is trained, too
         gone.add("classifier_learning_rate")
     wanted = {
         *FALLBACK,
@@ -121,34 +118,32 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
 
 
 def _trains_heads_alone(settings: Settings) -> bool:
-    """Whether nothing but a head is trained: on features, or by a method that freezes all other
-    layers.
-    """
+    """Whether only a head is trained: on features, or by a method that freezes other layers."""
     own = strategies.with_own(settings.method, settings.parameters)
     return settings.features is not None or own.carrier.train == "classifier"
 
 
 def build_method(settings: Resolved) -> Method:
-    """The recipe with the settings that are given; the noise multiplier is set per client later."""
+    """The method of the settings; the noise multiplier of each client is set later."""
     given = {
         name: value for name, value in settings.parameters.items() if name not in codec_settings()
     }
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
-    if colluders := readers_among(settings):
-        given |= {
-            "noise_share": 1 / math.sqrt(settings.min_survivors - colluders),
-            "colluders": colluders,
-        }
+    colluders = readers_among(settings)
+    if colluders:
+        # at least m - t clients have all of the noise together
+        given["noise_share"] = 1 / math.sqrt(settings.min_survivors - colluders)
+        given["colluders"] = colluders
     method = strategies.recipe(settings.method, **given)
     return method if settings.personal is None else replace(method, personal=settings.personal)
 
 
 def readers_among(s: Resolved) -> int:
-    """t: clients of a sum whose own shares of the noise are not counted; 0 where each payload has
-    all of its noise.
+    """t, the clients of a sum whose own shares of the noise are not counted.
 
-    An assumed sum counts one. A sum that may be of a single client has no other one in it.
+    It is 0 if each payload has all of its noise, and 1 under trust=aggregate, unless a sum may have
+    a single client.
     """
     if s.trust == "secure":
         return s.colluders or 0
@@ -156,9 +151,7 @@ def readers_among(s: Resolved) -> int:
 
 
 def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
-    """Settings with the recipe's own defaults written out, so that config.toml says all that was
-    used.
-    """
+    """Settings with the recipe's own defaults written out, so that config.toml is complete."""
     parameters: dict[str, Any] = {**recipe_values(settings, method), **asdict(method.server)}
     parameters |= {"mechanism": method.mechanism.kind, "clip": method.mechanism.clip}
     return replace(
@@ -199,32 +192,33 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
 
 
 def uplink_codec(s: Settings) -> Codec:
-    """How a client's values are sent."""
+    """The codec of a client's values."""
     return find_codec(s.codec).with_settings(s.parameters)
 
 
 def downlink_codec(s: Settings) -> Codec:
-    """How updates go down, where they do."""
+    """The codec of updates that the server sends, with a sparse downlink."""
     return find_codec(s.downlink_codec or DEFAULT_CODEC).with_settings(s.parameters)
 
 
 def fill_codecs(s: Settings) -> Settings:
-    """The codec of updates that go down, as fine as that of what comes up; and the codecs' own
-    settings.
+    """The settings with the downlink codec, and with the settings of both codecs.
 
-    Raises ValueError for an unknown codec, or a setting of a codec out of range.
+    By default the downlink has the uplink's codec, if its grid follows from the noise and it may be
+    used for updates. Raises ValueError for an unknown codec, or a setting of a codec out of range.
     """
     up = find_codec(s.codec)
     if s.downlink != "full" and s.downlink_codec is None:
-        s = replace(
-            s, downlink_codec=up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC
-        )
-    own = _own(uplink_codec(s)) | ({} if s.downlink_codec is None else _own(downlink_codec(s)))
-    return replace(s, parameters={**s.parameters, **own})
+        name = up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC
+        s = replace(s, downlink_codec=name)
+    of_codecs = _settings_of(uplink_codec(s))
+    if s.downlink_codec is not None:
+        of_codecs |= _settings_of(downlink_codec(s))
+    return replace(s, parameters={**s.parameters, **of_codecs})
 
 
 def codec_summary(s: Settings, method: Method) -> dict[str, Any]:
-    """How values are sent, with the settings of the codec, and what it adds to the noise."""
+    """The uplink codec for a summary: its name, indices, settings, and the variance it adds."""
     if s.trust == "secure":
         return {"name": GRID, "indices": s.indices}
     codec = uplink_codec(s)
@@ -233,5 +227,6 @@ def codec_summary(s: Settings, method: Method) -> dict[str, Any]:
     return {"name": codec.name, "indices": indices, **feedback, **codec.summary()}
 
 
-def _own(codec: Codec) -> dict[str, Any]:
+def _settings_of(codec: Codec) -> dict[str, Any]:
+    """The settings of a codec, by name."""
     return {name: getattr(codec, name) for name in codec.settings}

@@ -1,8 +1,7 @@
-"""The one checker of settings: facts about a run, and the rules that all settings declare
-(``fedlsg.config.rules``).
+"""The checker of settings: facts about a run, against the rules that all settings declare.
 
-A rule is looked at as soon as its facts are known: before data are loaded, with the gaps filled,
-with the method built.
+A rule (``fedlsg.config.rules``) is checked as soon as its facts are known: before data are loaded,
+after gaps are filled, or after the method is built.
 """
 
 from collections.abc import Collection, Mapping
@@ -57,12 +56,11 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "trace": "availability as a trace ({availability})",
     }
 )
-"""Facts other than settings, as messages call them. Rules may name these and settings, nothing
-else; ``facts_of`` says what they are in a run.
-"""
+"""Words for facts other than settings, in messages. Rules may name only these and settings;
+``facts_of`` gives their values in a run."""
 
 SHARE = 0.5
-"""Any share of the noise below 1, which is what a client adds where the sum alone has enough."""
+"""An example of a client's share of the noise, below 1, for methods in sums."""
 OWN_NOISE = (
     "every client of a sum gets the next weights and knows its own noise, so with colluders=0 "
     "epsilon would be too small against each of them: leave colluders out, or give 1 or more (a "
@@ -71,8 +69,9 @@ OWN_NOISE = (
 
 
 def all_rules() -> list[Rule]:
-    """The rules of all settings, in the order of config.toml, and those that follow from who
-    declares a setting. Raises ValueError for one on a fact that does not exist.
+    """The rules of all settings, in the order of config.toml, then those of codecs' settings.
+
+    Raises ValueError for a rule on an unknown fact.
     """
     settings = all_settings()
     of_codecs = [
@@ -96,10 +95,9 @@ def facts_of(
     workload: LoadedWorkload | None = None,
     deployed: bool = False,
 ) -> Facts:
-    """What is known about a run; a gap that a workload may still fill is not known."""
-    known = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "parameters"} | dict(
-        s.parameters
-    )
+    """The known facts about a run, by name; a gap that a workload may still fill is left out."""
+    known = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "parameters"}
+    known |= s.parameters
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
     known |= {"deployed": deployed, **unit_facts(s.unit)}
     if isinstance(s, Resolved):
@@ -116,13 +114,13 @@ def facts_of(
 
 
 def unit_facts(name: str) -> Facts:
-    """Whether whole clients are released, or examples, or persons in place of these."""
+    """Facts about the unit: whether it is a client, or an example, or a person instead."""
     unit = unit_named(name)
     return {"whole": unit.whole, "of_examples": not unit.whole, "persons": unit.persons}
 
 
 def codec_facts(s: Settings) -> Facts:
-    """What the codecs of a run can do."""
+    """Facts about the codecs of a run."""
     up, down = find_codec(s.codec), find_codec(s.downlink_codec or s.codec)
     return {
         "exact": up.exact,
@@ -147,7 +145,7 @@ def codec_lists() -> Facts:
 
 
 def method_facts(s: Settings, method: Method) -> Facts:
-    """What a method does."""
+    """Facts about a method."""
     return {
         "method": method.name,
         "mechanism": method.mechanism.kind,
@@ -163,20 +161,15 @@ def method_facts(s: Settings, method: Method) -> Facts:
 
 
 def check_given(s: Settings, *, deployed: bool = False) -> None:
-    """Raise ValueError for settings that do not go together whatever the data are; nothing is
-    loaded yet.
-    """
-    kind = s.parameters.get("mechanism") or (
-        DP.name if s.method == AUTO else strategies.default_mechanism(s.method)
-    )
+    """Raise ValueError for settings that are incompatible for any data; nothing is loaded yet."""
+    default = DP.name if s.method == AUTO else strategies.default_mechanism(s.method)
+    kind = s.parameters.get("mechanism") or default
     known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": not is_silent(kind)}
     check_rules(all_rules(), known | {"private": kind in KINDS and KINDS[kind].private}, FACTS)
 
 
 def check(s: Resolved, workload: LoadedWorkload) -> None:
-    """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or
-    cannot run here.
-    """
+    """Raise ValueError for settings out of range, incompatible, or impossible on this machine."""
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
     spread_of(s)
@@ -207,33 +200,31 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
 
 
 def check_method(s: Resolved, method: Method, *, deployed: bool = False) -> None:
-    """Raise ValueError for settings that do not go with the method, or a codec that its values
-    cannot have.
-    """
+    """Raise ValueError for settings or a codec that are incompatible with the method."""
     check_rules(all_rules(), facts_of(s, method=method, deployed=deployed), FACTS)
     check_fits(uplink_codec(s), method)
 
 
 def idle(s: Resolved, method: Method, given: Collection[str]) -> dict[str, str]:
-    """Of the settings that a user gave those without effect, each with why. ``s``: with the
-    method's own defaults.
+    """The given settings that have no effect, each with the reason.
+
+    ``s``: all settings, with the method's own defaults. ``given``: names of those that a user gave.
     """
     known = facts_of(s, method=method)
     rules = [
         rule for rule in all_rules() if rule.idle and rule.name in given and rule.broken(known)
     ]
+    # of several reasons for a setting the first one counts
     return {rule.name: rule.message(known, FACTS) for rule in reversed(rules)}
 
 
 def without_effect(values: Mapping[str, object]) -> set[str]:
-    """Names of a run's recorded settings that have no effect; a run refuses them where they are
-    given. None are known of a method that is not here.
-    """
+    """Names of a run's recorded settings that have no effect; empty for an unknown method."""
     settings = from_values(values)
     codecs = codec_settings()
-    own = {name: value for name, value in settings.parameters.items() if name not in codecs}
+    of_method = {name: value for name, value in settings.parameters.items() if name not in codecs}
     try:
-        method = strategies.recipe(settings.method, **own)
+        method = strategies.recipe(settings.method, **of_method)
     except ValueError:
         return set()
     known = {**dict.fromkeys(all_settings()), **facts_of(settings, method=method)}
@@ -241,7 +232,10 @@ def without_effect(values: Mapping[str, object]) -> set[str]:
 
 
 def check_sums(s: Resolved) -> None:
-    """Raise ValueError, naming the settings, if no secure sum tolerates what is given."""
+    """Raise ValueError, naming the settings, if no secure sum is possible with them.
+
+    With n clients, at least m survivors and t colluders: t >= 1, m >= t + 1, 2 m > n + t.
+    """
     n, m, t = s.clients_per_round, s.min_survivors, s.colluders or 0
     setting = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
     if t < 1:
@@ -262,12 +256,12 @@ def check_sums(s: Resolved) -> None:
 
 
 def _raise_or(least: int, most: int, else_do: str) -> str:
-    """What to do about too few survivors, where ``most`` clients are selected."""
+    """The advice for too few survivors if ``most`` clients are selected."""
     return f"give -c min_survivors={least} or more, at most {most}" if least <= most else else_do
 
 
 def refuse_client_level(s: Settings, what: str) -> None:
-    """Raise ValueError for client-level settings where ``what`` is made for single examples."""
+    """Raise ValueError for client-level settings; ``what`` is made for single examples."""
     if not unit_named(s.unit).single:
         raise ValueError(
             f"{what} works on single examples: it needs unit=example, got unit={s.unit}"
@@ -275,7 +269,7 @@ def refuse_client_level(s: Settings, what: str) -> None:
 
 
 def refuse_groups(s: Settings, what: str) -> None:
-    """Raise ValueError for a unit of several examples where ``what`` plays with one unit."""
+    """Raise ValueError for a unit of several examples; ``what`` is made for other units."""
     if unit_named(s.unit).examples > 1:
         raise ValueError(
             f"{what} is for one example or one client: it needs unit=example or client, got "
@@ -284,7 +278,7 @@ def refuse_groups(s: Settings, what: str) -> None:
 
 
 def refuse_shuffled(s: Settings, what: str) -> None:
-    """Raise ValueError for shuffled batches where ``what`` is made for Poisson batches."""
+    """Raise ValueError for shuffled batches; ``what`` is made for Poisson batches."""
     if s.sampling == "shuffle":
         raise ValueError(
             f"{what} takes examples out of a client's data, which would move all others to other "
@@ -293,11 +287,10 @@ def refuse_shuffled(s: Settings, what: str) -> None:
 
 
 def refusal(given: Mapping[str, object]) -> str | None:
-    """Why these typed settings do not go with their method; None if they do, as far as that is
-    known without data.
+    """Why these typed settings are incompatible with their method; None if they are not.
 
-    A comparison leaves such a method out instead of failing. What else is wrong with the settings
-    (a rank of 0) is not said here: the run itself reports it.
+    Data are not known here. A comparison leaves such a method out instead of failing. Other errors
+    of the settings (a rank of 0) are reported by the run itself.
     """
     try:
         settings = fill_codecs(from_values(given))
@@ -309,9 +302,10 @@ def refusal(given: Mapping[str, object]) -> str | None:
         method = strategies.recipe(settings.method, **parameters)
     except ValueError:
         return None
-    # left out where there is no noise
-    settings = replace(settings, epsilon=None, client_epsilons=None, client_deltas=None)
-    settings = replace(settings, noise_multiplier=None)
+    # a comparison leaves these out for methods without noise
+    settings = replace(
+        settings, epsilon=None, client_epsilons=None, client_deltas=None, noise_multiplier=None
+    )
     try:
         if settings.trust in ("secure", "aggregate"):
             method = strategies.recipe(settings.method, **parameters | {"noise_share": SHARE})
@@ -323,8 +317,9 @@ def refusal(given: Mapping[str, object]) -> str | None:
 
 
 def left_out(refused: Mapping[str, str]) -> list[str]:
-    """A line for each reason: the methods that are left out for it. ``refused``: reasons by the
-    name of a method.
+    """A line for each reason, with the methods that are left out for it.
+
+    ``refused``: reasons by the name of a method.
     """
     groups: dict[str, list[str]] = {}
     for name, reason in refused.items():
@@ -333,5 +328,5 @@ def left_out(refused: Mapping[str, str]) -> list[str]:
 
 
 def all_refused(refused: Mapping[str, str]) -> ValueError:
-    """The error where no method is left."""
+    """The error if no method is left."""
     return ValueError("; ".join(left_out(refused)).replace("left out: ", "no method is left: ", 1))

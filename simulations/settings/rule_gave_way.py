@@ -1,8 +1,7 @@
-"""Which given setting turned the rule of ``automatic`` off, what went with it, and what to give
-instead, in a sentence each.
+"""Notes about settings that turn the rule of ``automatic`` off, with what to give instead.
 
-A given learning rate is one of plain SGD: papers and their presets mean it so. Nobody is to find
-that out from the accuracy.
+A given learning rate is taken as one of plain SGD, as papers and their presets mean it. The notes
+report that, so that nobody has to guess it from a low accuracy.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,35 +20,32 @@ from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.user_code import shown
 
 SHOWN = ("optimizer", "rounds", "sample_rate", "ema")
-"""What a reader must know of: where none of these went, nothing is said."""
+"""Settings of the rule that are worth a note if they are lost."""
 
 
 def rule_notes(
     given: Collection[str], settings: Settings, filled: Resolved, workload: LoadedWorkload
 ) -> tuple[str, ...]:
-    """A sentence where settings that a user gave turned the rule off, and one where an optimizer
-    has a rate that was made for another one.
+    """Notes that given settings turn the rule off, or that a rate fits another optimizer.
 
-    ``given``: names of what the user gave; ``settings``: these and those of a paper's preset;
-    ``filled``: what the run has.
+    given: names of the settings that the user gave.
+    settings: these, and those of a paper's preset.
+    filled: all settings of the run.
     """
     if settings.from_preset is not None:  # the rates are the paper's
         return ()
     settings = replace(settings, method=filled.method)
-    return tuple(
-        line
-        for line in (
-            _gave_way(given, settings, filled, workload),
-            _rate_of_another(given, settings, filled, workload),
-        )
-        if line
+    lines = (
+        _note_of_blocks(given, settings, filled, workload),
+        _note_of_rate(given, settings, filled, workload),
     )
+    return tuple(line for line in lines if line)
 
 
-def _gave_way(
+def _note_of_blocks(
     given: Collection[str], settings: Settings, filled: Resolved, workload: LoadedWorkload
 ) -> str | None:
-    """What the run has in place of the rule's values, because of one or two settings."""
+    """A note that given settings turn the rule off, with the values of the run and of the rule."""
     has = values_of(filled)
     blocks = [
         name
@@ -58,31 +54,30 @@ def _gave_way(
     ]
     if not blocks or RATE in (filled.auto or "").split():
         return None
-    rest = values_of(settings)
-    others = {name: value for name, value in rest.items() if name not in blocks}
-    open_settings = replace(
+    without_blocks = replace(
         settings,
-        parameters={name: one for name, one in settings.parameters.items() if name not in blocks},
+        parameters={
+            name: value for name, value in settings.parameters.items() if name not in blocks
+        },
     )
-    tuned = tuned_settings(open_settings, workload)
-    if RATE in tuned:  # a preset's value was replaced, and no rule
+    tuned = tuned_settings(without_blocks, workload)
+    if RATE in tuned:  # the given rate replaces that of a preset, not the rule's
         return None
-    ruled = fill_auto(open_settings, workload, tuned, filled.clients)
-    lost = [
-        name
-        for name in SHOWN
-        if name in ruled and name not in others and ruled[name] != has.get(name)
-    ]
-    if not lost:
+    ruled = fill_auto(without_blocks, workload, tuned, filled.clients)
+    others = values_of(settings).keys() - set(blocks)
+    if not any(
+        name in ruled and name not in others and ruled[name] != has.get(name) for name in SHOWN
+    ):
         return None
     words = ", ".join(f"{name}={has[name]}" for name in blocks)
     return (
         f"{words} turns the rule off: {_recipe(has)}; the rule has {_recipe({**has, **ruled})}. "
-        f"{_way_back(blocks)}"
+        f"{_advice(blocks)}"
     )
 
 
-def _way_back(blocks: Collection[str]) -> str:
+def _advice(blocks: Collection[str]) -> str:
+    """How to keep the rule."""
     if RATE in blocks:
         also = [name for name in blocks if name != RATE]
         without = f", without {' and '.join(also)}," if also else ""
@@ -96,18 +91,19 @@ def _way_back(blocks: Collection[str]) -> str:
 def _recipe(values: Mapping[str, Any]) -> str:
     """Optimizer, rate, rounds, batches and average of a run, in words."""
     batch = values.get("batch_size")
-    drawn = f"q = {values['sample_rate']:.4g}" if batch is None else f"batches of {batch}"
+    batches = f"q = {values['sample_rate']:.4g}" if batch is None else f"batches of {batch}"
     ema = values.get("ema")
+    average = f"an average of the weights (ema={ema:g})" if ema else "no average of the weights"
     return (
-        f"{values['optimizer']} at {values[RATE]:.4g}, {values['rounds']} rounds at {drawn}, "
-        f"{f'an average of the weights (ema={ema:g})' if ema else 'no average of the weights'}"
+        f"{values['optimizer']} at {values[RATE]:.4g}, {values['rounds']} rounds at {batches}, "
+        f"{average}"
     )
 
 
-def _rate_of_another(
+def _note_of_rate(
     given: Collection[str], settings: Settings, filled: Resolved, workload: LoadedWorkload
 ) -> str | None:
-    """A rate that the workload's preset was given for another optimizer."""
+    """A note that the preset's learning rate was made for another optimizer than the given one."""
     if "optimizer" not in given or RATE in given or RATE in (filled.auto or "").split():
         return None
     tuned = tuned_settings(settings, workload)

@@ -168,7 +168,7 @@ def codec_settings() -> dict[str, Declared]:
 
 
 def codec_names() -> dict[str, Declared]:
-    """The settings that name a codec, with the codecs that there are, either way."""
+    """The settings that name a codec, uplink and downlink, with all codecs as choices."""
     from fedlsg.payload import all_codecs
 
     down = tuple(name for name, codec in all_codecs().items() if codec.goes_down)
@@ -190,11 +190,10 @@ def all_settings() -> dict[str, Declared]:
 
 
 def check_parameters(parameters: Iterable[str]) -> None:
-    """Raise ValueError for a parameter that no method, mechanism, server or codec declares for
-    users.
+    """Raise ValueError for a parameter that nothing declares for users.
 
-    ``noise_share`` is one: it follows from ``trust``, and given freely it would make every reported
-    epsilon wrong.
+    An example is ``noise_share``: it follows from ``trust``, and a given one would make every
+    reported epsilon wrong.
     """
     known = all_settings()
     for name in parameters:
@@ -203,10 +202,10 @@ def check_parameters(parameters: Iterable[str]) -> None:
 
 
 def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
-    """The declarations of settings by the names that were given, which may have dashes.
+    """The declarations of settings by raw names, which may have dashes.
 
-    The methods are looked at only where a setting is no run's own. Raises ValueError for an unknown
-    name, with the nearest known one.
+    Methods, which need torch, are imported only for names that are not settings of every run.
+    Raises ValueError for an unknown name, with the nearest known one.
     """
     names = {raw_name: raw_name.replace("-", "_") for raw_name in raw_names}
     known = RUN if RUN.keys() >= set(names.values()) else all_settings()
@@ -221,21 +220,19 @@ def check_arguments(
 ) -> None:
     """Raise ValueError, with the nearest name, for a keyword that is not a setting.
 
-    ``arguments``: what the function that was called takes as well. ``instead``: arguments that
-    replace settings here, which are not named.
+    ``arguments``: other arguments of the function that was called. ``instead``: settings that have
+    an argument instead, and are not suggested.
     """
     names = [name for name in given if name.replace("-", "_") not in RUN]
     known = all_settings() if names else RUN
     for name in names:
         if name.replace("-", "_") not in known:
-            here = {setting: one for setting, one in known.items() if setting not in instead}
-            raise unknown("setting", name, here, also=arguments)
+            usable = {key: setting for key, setting in known.items() if key not in instead}
+            raise unknown("setting", name, usable, also=arguments)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order of config.toml: those of a run, others in their places among them, what is
-    new last.
-    """
+    """Names in the order of config.toml: of a run, others in their places, unknown ones last."""
     given = list(names)
     order = [name for run in RUN for name in (run, *PLACES.get(run, ()))]
     return [name for name in order if name in given] + [name for name in given if name not in order]
@@ -244,29 +241,27 @@ def in_order(names: Iterable[str]) -> list[str]:
 def merge(
     options: Mapping[str, Any], pairs: Sequence[str] | None, option: str = "-c"
 ) -> dict[str, Any]:
-    """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE``
-    pairs, or those of another option.
+    """Raw values of a command line: its options, and KEY=VALUE pairs of ``-c`` or another option.
 
-    The code that they name may run from now on.
-
-    Raises ValueError for a pair without "=", and for a setting that is given twice with different
-    values.
+    The code that they name may run from now on. An option that is None was not given. Raises
+    ValueError for a pair without "=", and for a setting that is given twice with different values.
     """
     merged = {name: value for name, value in options.items() if value is not None}
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise ValueError(f"expected {option} KEY=VALUE, got {pair!r}")
-        name, said = key.strip().replace("-", "_"), value.strip()
+        name = key.strip().replace("-", "_")
+        value = value.strip()
         before = merged.get(name, False)  # False: a flag that is not given
-        if before is not False and not _alike(before, said):
-            raise ValueError(f"{name} is given twice, as {before} and as {said}: give it once")
-        merged[name] = said
+        if before is not False and not _are_equal(before, value):
+            raise ValueError(f"{name} is given twice, as {before} and as {value}: give it once")
+        merged[name] = value
     permit_code(merged)
     return merged
 
 
-def _alike(first: object, second: object) -> bool:
+def _are_equal(first: object, second: object) -> bool:
     """Whether two raw values are equal, as numbers if they are: 8.0 and "8"."""
     words = [
         str(value).lower() if isinstance(value, bool) else str(value) for value in (first, second)
@@ -277,13 +272,11 @@ def _alike(first: object, second: object) -> bool:
 
 
 def parse(given: Mapping[str, object]) -> dict[str, Any]:
-    """Settings by name from raw values (strings from a command line, typed ones from TOML); dashes
-    allowed.
+    """Settings by name, from raw values: strings of a command line, or typed values of TOML.
 
-    Leaves out what is None or ``"preset"``. A method of a user's own is loaded, for it may declare
-    settings.
-    Raises ValueError naming the setting for an unknown name, with the nearest known one, or a value
-    of the wrong type or out of its range.
+    Names may have dashes. Values that are None or ``"preset"`` are left out. A method of a user's
+    own is loaded, because it may declare settings. Raises ValueError, naming the setting, for an
+    unknown name, with the nearest known one, or a value of the wrong type or out of its range.
     """
     _load_method(given.get("method"))
     known = declarations(given)
@@ -300,7 +293,7 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         if one.name == RATE and (multiple := re.fullmatch(FACTOR, str(value))):
             chosen.append(f"{RATE}{TIMES}{_above_zero(multiple[1], str(value))}")
             continue
-        if (one.name, value) == ("method", AUTO):  # what it is without a word
+        if (one.name, value) == ("method", AUTO):  # the default
             continue
         for name, own in _of_clients(one.name, value).items():
             if name in parsed and parsed[name] != own:
@@ -314,15 +307,14 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _above_zero(number: str, value: str) -> str:
+    """The number, checked; ``value``: as it was given, for the message."""
     if not float(number) > 0:
         raise ValueError(f"expected a multiple above 0 for {RATE}, such as x0.5, got {value!r}")
     return number
 
 
 def split_multiple(values: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """Parsed values without the multiple of the learning rate, and the multiple: 1 where none was
-    given.
-    """
+    """Parsed values without the multiple of the learning rate; and the multiple, 1 by default."""
     words = str(values.get(AUTO) or "").split()
     factors = [float(word.partition(TIMES)[2]) for word in words if TIMES in word]
     kept = " ".join(word for word in words if TIMES not in word)
@@ -331,7 +323,7 @@ def split_multiple(values: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
 
 
 def times(values: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Values in which each learning rate is ``factor`` times as large, to four digits."""
+    """Values with each learning rate multiplied by ``factor``, to four digits."""
     return {
         name: float(f"{value * factor:.4g}") if name in RATES and factor != 1 else value
         for name, value in values.items()
@@ -339,9 +331,7 @@ def times(values: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _of_clients(name: str, value: Any) -> dict[str, Any]:
-    """A raw setting; an epsilon or a delta of each client, such as "north=1, south=4" or a table,
-    is a setting of its own.
-    """
+    """A raw setting; an epsilon or delta of each client becomes ``client_epsilons`` or so."""
     if name not in ("epsilon", "delta") or isinstance(value, int | float):
         return {name: value}
     if not isinstance(value, str) or "=" in value:
@@ -368,6 +358,7 @@ def _is_float(text: str) -> bool:
 
 
 def _load_method(name: object) -> None:
+    """Load a method of a user's file."""
     if isinstance(name, str) and is_reference(name):
         from fedlsg import strategies
 
@@ -376,9 +367,7 @@ def _load_method(name: object) -> None:
 
 
 def check_names_of(method: str) -> None:
-    """Raise ValueError for a recipe that was given and declares a setting of every run; it is
-    forgotten.
-    """
+    """Raise ValueError for a user's recipe that declares a setting of every run, and forget it."""
     from fedlsg import strategies
 
     try:
@@ -394,37 +383,33 @@ def from_mapping(given: Mapping[str, object]) -> Settings:
 
 
 def from_file(given: Mapping[str, object]) -> Settings:
-    """``Settings`` that a run wrote. Code that they name is not run: what it may declare stays as
-    it is.
+    """``Settings`` that a run wrote.
 
-    Raises ValueError as ``parse``.
+    Code that they name is not run: settings that it may declare are not parsed. Raises ValueError
+    as ``parse``.
     """
     method = given.get("method")
-    rest = {name: value for name, value in given.items() if name != "method"}
-    own: dict[str, Any] = {}
-    if not RUN.keys() >= {name.replace("-", "_") for name in rest} and not _is_known(method):
+    parsed = {name: value for name, value in given.items() if name != "method"}
+    unparsed: dict[str, Any] = {}
+    if not RUN.keys() >= {name.replace("-", "_") for name in parsed} and not _is_known(method):
         known = all_settings()
-        own = {
-            field: value
-            for name, value in rest.items()
-            if (field := name.replace("-", "_")) not in known
-        }
-        rest = {name: value for name, value in rest.items() if name.replace("-", "_") in known}
+        for raw_name in list(parsed):
+            if raw_name.replace("-", "_") not in known:
+                unparsed[raw_name.replace("-", "_")] = parsed.pop(raw_name)
     if method not in (None, PRESET, AUTO):
-        own["method"] = absolute(RUN["method"].parse(method))
-    return from_values(parse(rest) | own)
+        unparsed["method"] = absolute(RUN["method"].parse(method))
+    return from_values(parse(parsed) | unparsed)
 
 
 def _is_known(method: object) -> bool:
+    """Whether a method is declared without running code of a file."""
     from fedlsg import strategies
 
     return method in (None, PRESET, AUTO) or method in (*strategies.names(), *strategies.given())
 
 
 def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
-    """Names of files and modules in raw settings, absolute, by the setting that names them. Nothing
-    is loaded.
-    """
+    """Names of code in raw settings, absolute, by the setting that names it; nothing is loaded."""
     named = {}
     for raw_name, value in given.items():
         name, words = raw_name.replace("-", "_"), [str(value)]
@@ -439,81 +424,73 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
 
 
 def callback_words(text: str) -> list[list[str]]:
-    """The setting ``callbacks``: name and parameters of each, as a shell reads them. Raises
-    ValueError for a quotation without its end.
+    """The setting ``callbacks``: name and parameters of each, as a shell reads them.
+
+    Raises ValueError for a quotation without its end.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";")
     lexer.whitespace_split, lexer.commenters = True, ""
-    found = list[list[str]]([[]])
+    callbacks: list[list[str]] = [[]]
     try:
         for word in lexer:
             if set(word) == {";"}:
-                found.append([])
+                callbacks.append([])
             else:
-                found[-1].append(word)
+                callbacks[-1].append(word)
     except ValueError as error:
         raise ValueError(
             f"callbacks={text}: {error}; expected names with parameters, as in early-stopping "
             "patience=5; mine.py:log, and an end of each quotation: add it, or leave its mark out"
         ) from None
-    return [words for words in found if words]
+    return [words for words in callbacks if words]
 
 
 def callbacks_with(text: str, rename: Callable[[str], str]) -> str:
-    """The setting ``callbacks`` with other names: absolute paths for a run directory, short ones
-    for people.
-    """
-    return "; ".join(shlex.join([rename(name), *given]) for name, *given in callback_words(text))
+    """The setting ``callbacks`` with each name changed by ``rename``."""
+    return "; ".join(
+        shlex.join([rename(name), *parameters]) for name, *parameters in callback_words(text)
+    )
 
 
 def names_given(given: Mapping[str, object]) -> frozenset[str]:
-    """The settings among raw ones that their user gave: the others are None, "preset" or a flag
-    that is off.
-    """
-    said = (
-        name for name, value in given.items() if value is not False and value not in (None, PRESET)
+    """The raw settings that the user gave: others are None, "preset" or a flag that is off."""
+    return frozenset(
+        name.replace("-", "_")
+        for name, value in given.items()
+        if value is not False and value not in (None, PRESET)
     )
-    return frozenset(name.replace("-", "_") for name in said)
 
 
 def words_given(given: Mapping[str, object]) -> dict[str, str]:
-    """The settings of ``names_given``, each with the word in the place of a number that its user
-    gave, as "auto" or "x0.5"; else "".
-    """
-    said = {name.replace("-", "_"): value for name, value in given.items()}
-    return {
-        name: str(said[name]).strip()
-        if name in AUTOMATIC and re.fullmatch(f"{AUTO}|{FACTOR}", str(said[name]))
-        else ""
-        for name in sorted(names_given(given))
-    }
+    """The settings of ``names_given``, each with a word for a number ("auto", "x0.5"), or ""."""
+    texts = {name.replace("-", "_"): str(value) for name, value in given.items()}
+    words = {}
+    for name in sorted(names_given(given)):
+        is_word = name in AUTOMATIC and re.fullmatch(f"{AUTO}|{FACTOR}", texts[name])
+        words[name] = texts[name].strip() if is_word else ""
+    return words
 
 
 def permit_code(given: Mapping[str, object]) -> None:
-    """Let the code that raw settings name run in this process: its user gave them, and no run
-    directory did.
-    """
+    """Let code run that raw settings name, which a user gave (not a run directory)."""
     for names in code_in(given).values():
         permit(*names)
 
 
 def from_values(values: Mapping[str, Any]) -> Settings:
     """``Settings`` from parsed values by name."""
-    own = {name: value for name, value in values.items() if name not in RUN}
-    return Settings(
-        **{name: value for name, value in values.items() if name in RUN}, parameters=own
-    )
+    of_run = {name: value for name, value in values.items() if name in RUN}
+    parameters = {name: value for name, value in values.items() if name not in RUN}
+    return Settings(**of_run, parameters=parameters)
 
 
 def values_of(settings: Settings) -> dict[str, Any]:
     """All settings that have a value, by name, in the order of config.toml."""
-    run = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name != "parameters"}
-    found = {**run, **settings.parameters}
-    return {name: found[name] for name in in_order(found) if found[name] is not None}
+    of_run = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name != "parameters"}
+    values = {**of_run, **settings.parameters}
+    return {name: values[name] for name in in_order(values) if values[name] is not None}
 
 
 def as_config(settings: Settings) -> dict[str, str | int | float | bool]:
-    """Flat TOML-ready mapping with dashes, as Flower's run config wants it; what is None is left
-    out.
-    """
+    """The settings that are not None, by name with dashes, for TOML and Flower's run config."""
     return {name.replace("_", "-"): value for name, value in values_of(settings).items()}

@@ -1,4 +1,4 @@
-"""``fedlsg settings`` and ``list``: what there is, from the declarations, as tables."""
+"""``fedlsg settings`` and ``fedlsg list``: tables of all settings and names."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -63,7 +63,7 @@ def overview(found: Mapping[str, Declared]) -> Group:
 
 
 def whole(one: Declared) -> Table:
-    """All that is known of a setting."""
+    """A setting in full."""
     used = used_by(one.name)
     rows = {
         "setting": one.name,
@@ -105,7 +105,7 @@ def sides(rule: Rule) -> tuple[str, str]:
 
 
 def plain(text: str) -> str:
-    """A text without what only a run knows."""
+    """A text without the parts that only a run can fill."""
     for name, value in codec_lists().items():
         text = text.replace(f"{{{name}}}", str(value))
     text = re.sub(r" \([^()]*\{[^()]*\)|=\{\w+\}", "", text)
@@ -123,15 +123,15 @@ def range_of(one: Declared) -> str:
 
 
 def by_value(found: Mapping[str, object]) -> str:
-    """Who has which value, each value once."""
-    names: dict[str, list[str]] = {}
+    """Each value once, with the names that have it."""
+    names_by_value: dict[str, list[str]] = {}
     for name, value in found.items():
-        names.setdefault(text_of(value), []).append(name)
-    return "; ".join(f"{value} ({', '.join(those)})" for value, those in names.items())
+        names_by_value.setdefault(text_of(value), []).append(name)
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in names_by_value.items())
 
 
 def default_of(one: Declared) -> str:
-    """The default of a setting where no workload says otherwise."""
+    """The default of a setting without a workload's preset."""
     value = _fallback(one)
     if one.name in RULED:
         return "by rule"
@@ -155,7 +155,9 @@ def _by_rule(one: Declared) -> str:
 
 def text_of(value: object) -> str:
     """A value as a user writes it; "-" for none."""
-    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
@@ -213,8 +215,11 @@ def name_table(rows: Mapping[str, str]) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Used:
-    """``by``: who has the setting, in words; ``defaults`` by method; ``workloads``: values of their
-    presets.
+    """The users of a setting.
+
+    by: who has the setting, in words.
+    defaults: by method.
+    workloads: values of their presets, in words.
     """
 
     by: str
@@ -223,7 +228,7 @@ class Used:
 
 
 def used_by(name: str) -> Used:
-    """Who uses a setting."""
+    """The users of a setting."""
     methods = strategies.takers_of(name)
     defaults = {method: strategies.declared_by(method)[name].default for method in methods}
     codecs = [f"codec {codec.name}" for codec in all_codecs().values() if name in codec.settings]

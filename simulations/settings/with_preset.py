@@ -44,22 +44,22 @@ WORKLOADS = (
     "glue-mnli",
     "hf-text",
 )
-"""Those of fedlsg, which torch need not be imported for; a test compares them with what there
-is.
+"""The workloads of fedlsg, known without importing torch; a test compares them with the packages.
 """
 RECIPES = frozenset(
     file.stem for file in (Path(__file__).parents[2] / "strategies" / "recipes").glob("[a-z]*.py")
 )
+"""The recipes of fedlsg, by the names of their files."""
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
 
 def resolve(given: Mapping[str, object]) -> Settings:
-    """Settings of raw values: the preset that ``given`` names, if any, under everything else that
-    it gives.
+    """Settings of raw values, which override the preset that they name, if any.
 
-    What a given setting makes ``void``, or the preset's method alone takes, is left out. Raises
-    ValueError as ``find`` and ``settings.parse`` do, also for an unknown ``from_preset``.
+    Settings of the preset are left out if a given setting makes them ``void``, or if only the
+    preset's method has them. Raises ValueError as ``find`` and ``settings.parse`` do, also for an
+    unknown ``from_preset``.
     """
     known = parse(given)
     check_origin(known)
@@ -70,7 +70,7 @@ def resolve(given: Mapping[str, object]) -> Settings:
     method = str(known.get("method", preset.settings["method"]))
     silent = method == "sgd" or is_silent(known.get("mechanism"))
     left_out = void(preset.settings, known, silent=silent)
-    if "epochs" in known:  # they choose the rounds
+    if "epochs" in known:  # the number of rounds follows from it
         left_out.add("rounds")
     if method != preset.settings["method"]:
         from fedlsg import strategies  # imports torch, which listing presets must not
@@ -81,15 +81,13 @@ def resolve(given: Mapping[str, object]) -> Settings:
     under = parse({key: value for key, value in preset.settings.items() if key not in left_out})
     if "learning_rate" in known:  # the rates of a preset's groups keep their ratios
         printed, given_rate = preset.settings["learning_rate"], known["learning_rate"]
-        under |= {n: under[n] / printed * given_rate for n in GROUP_RATES if n in under}
+        under |= {name: under[name] / printed * given_rate for name in GROUP_RATES if name in under}
     asked, factor = split_multiple(known)
     return from_values({**times(under, factor), **asked, "from_preset": preset.name})
 
 
 def check_origin(known: Mapping[str, object]) -> None:
-    """Raise ValueError, with the nearest name, if ``from_preset`` names no preset: then nothing was
-    made from it.
-    """
+    """Raise ValueError, with the nearest name, if ``from_preset`` names no preset."""
     if "from_preset" in known:
         name = str(known["from_preset"])
         try:
@@ -101,12 +99,11 @@ def check_origin(known: Mapping[str, object]) -> None:
 
 
 def first_look(given: Mapping[str, object]) -> str:
-    """The engine of raw settings, and an error for what is wrong with them, as far as no torch is
-    needed for that.
+    """The engine of raw settings, after all checks that need no torch.
 
-    What only methods know waits until the engine is getting ready: it imports torch in that time.
-    Names of workloads and methods do not wait: torch is imported for those alone that are not known
-    without it.
+    Settings that only methods declare are checked later, while the engine starts: torch is imported
+    in that time. Names of workloads and methods are checked here; torch is imported only for
+    unknown ones. Raises ValueError.
     """
     known = parse(
         {name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN}
@@ -124,9 +121,7 @@ def first_look(given: Mapping[str, object]) -> str:
 
 
 def _check_names(workload: str, method: str) -> None:
-    """Raise ValueError for a workload or a method that there is not; names of files are loaded
-    later.
-    """
+    """Raise ValueError for an unknown workload or method; names of files are loaded later."""
     if workload not in WORKLOADS and not is_reference(workload):
         from fedlsg.simulations import workloads
 
@@ -154,7 +149,7 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
 
 
 def unfolded(config: Mapping[str, object]) -> dict[str, object]:
-    """A run config with what its free-form key says in that key's place.
+    """A run config with the settings of its free-form key in place of that key.
 
     Raises ValueError for a word without "=", and for a setting that is given twice: here, or here
     and by its own key.

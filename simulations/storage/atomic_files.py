@@ -1,8 +1,8 @@
-"""How files are written and read: atomically, whole or not there, with their own digest, inside of
-their folder.
+"""Files that are written atomically, with their own digest, and checked when they are read.
 
-A file has its mode from its creation on, and the error of a full disk names it. A damaged file is
-found before anything in it is used.
+A file is complete or absent. It has its mode from its creation on, and the error of a full disk
+names it. A damaged file is found before anything in it is used.
+
 record        JSON, with its digest as the last entry
 bytes         SHA-256, then the content
 array         NAME.npy, or several by name in NAME.npz; the checksum is in NAME.npy.sha256 or
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Error numbers of a full disk, or a used-up quota."""
 ANOTHER = "choose another --out"
 
 
@@ -41,21 +42,21 @@ class DiskFullError(OSError):
 
 
 def check_writable(folder: Path) -> None:
-    """Raise ValueError if no file can be written to a folder, which need not exist: before what is
-    written is made.
+    """Raise ValueError if no file can be written to a folder, which need not exist yet.
+
+    Call it before long work, whose result is written there.
     """
-    place = next(p for p in (folder, *folder.parents) if p.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(
-            f"cannot write to {folder}: {place} is no folder that this user may write to; {ANOTHER}"
+            f"cannot write to {folder}: {existing} is no folder that this user may write to; "
+            f"{ANOTHER}"
         )
 
 
 @contextmanager
 def writing_to(folder: Path | str) -> Iterator[None]:
-    """Raise ValueError that names a folder, and the way out, where a file cannot be written to
-    it.
-    """
+    """Turn an error of writing to a folder into a ValueError that names it and says what to do."""
     try:
         yield
     except OSError as error:
@@ -67,23 +68,21 @@ def writing_to(folder: Path | str) -> Iterator[None]:
 
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
-    """If a disk is full, raise DiskFullError with the file and with the command that continues the
-    run.
-    """
+    """Turn the error of a full disk into a DiskFullError that says how to continue the run."""
     try:
         yield
     except Exception as error:
-        full = cause_of(error)
-        if full is None:
+        disk_full = cause_of(error)
+        if disk_full is None:
             raise
         raise DiskFullError(
-            f"the disk is full: {full.filename or run} could not be written. Nothing that was "
+            f"the disk is full: {disk_full.filename or run} could not be written. Nothing that was "
             f"finished is lost: make room, then continue with: fedlsg resume {run}"
         ) from error
 
 
 def cause_of(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that caused an error, None if there is none."""
+    """The error of a full disk among an error and its causes; None if there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return error
@@ -92,17 +91,21 @@ def cause_of(error: BaseException | None) -> OSError | None:
 
 
 Record = dict[str, Any]
-"""What a JSON file holds, by name."""
+"""The entries of a JSON file by name."""
 SEAL = "sha256"
+"""The entry of a record with its digest."""
 DIGEST_BYTES = 32
+"""Bytes of a SHA-256."""
 LONGEST_LINE = 2**12
-"""Bytes of a file with a checksum and a name."""
+"""Bytes that are read at most of a file with a checksum."""
 FORMAT = b"fedlsg checkpoint 2\n"
+"""The first bytes of a checkpoint."""
 BEGIN = len(FORMAT) + DIGEST_BYTES
+"""Where the bytes of ``torch.save`` begin in a checkpoint."""
 
 
 class DamagedError(ValueError):
-    """A file that is not what was written; the text names it and says what to do."""
+    """A file is not what was written; the text names it and says what to do."""
 
 
 def seal(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
@@ -114,7 +117,7 @@ def seal(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
 def unseal(path: Path, *, otherwise: str) -> Record:
     """The record of a sealed file.
 
-    Raises FileNotFoundError; DamagedError, which ends with ``otherwise``: what to do then.
+    Raises FileNotFoundError; DamagedError, whose text ends with ``otherwise``: what to do.
     """
     try:
         record = bounded.read_json(path)
@@ -126,7 +129,7 @@ def unseal(path: Path, *, otherwise: str) -> Record:
 
 
 def save_bytes(path: Path, content: bytes) -> None:
-    """Write SHA-256, then the content; atomically, not synced: for what can be made again."""
+    """Write SHA-256, then the content; atomically, not synced: for content that can be remade."""
     write_atomically(path, hashlib.sha256(content).digest(), content, durable=False)
 
 
@@ -148,9 +151,7 @@ def save_array(path: Path, array: "np.ndarray", *, private: bool = False) -> Non
 
 
 def load_array(path: Path) -> "np.ndarray":
-    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or
-    without checksum.
-    """
+    """The array. Raises FileNotFoundError; ValueError if it does not have its checksum."""
     return bounded.parse_array(_load_checked(path))
 
 
@@ -164,7 +165,7 @@ def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]", *, private: bool
 
 
 def load_arrays(path: Path, names: Collection[str]) -> "dict[str, np.ndarray]":
-    """The arrays by name, of which there are these at most. Raises as ``load_array``."""
+    """The arrays by name, which must be among ``names``. Raises as ``load_array``."""
     return bounded.parse_arrays(_load_checked(path), names)
 
 
@@ -188,7 +189,7 @@ def _load_checked(path: Path) -> bytes:
 def save_checkpoint(path: Path, previous: Path, state: Record) -> None:
     """Replace the checkpoint, atomically and durably; the one before becomes ``previous``.
 
-    There is a complete file at ``path`` at any time.
+    A complete file is at ``path`` all the time.
     """
     import torch
 
@@ -235,7 +236,7 @@ def _checksum_of(path: Path) -> Path:
 
 
 def _link(path: Path, previous: Path) -> None:
-    """A hard link; a copy if the file system has no links."""
+    """Make ``previous`` a hard link to ``path``; a copy if the file system has no links."""
     temporary = previous.with_name(f".{previous.name}.{os.getpid()}")
     try:
         with suppress(FileNotFoundError):
@@ -250,8 +251,7 @@ def _link(path: Path, previous: Path) -> None:
 
 
 def check_inside(folder: Path) -> None:
-    """Raise ValueError for a link that leads out of a folder, and for what is neither file nor
-    folder.
+    """Raise ValueError for a link that leads out of a folder, a device, a pipe or a socket.
 
     Folders that this user cannot read are left out: nothing in them can be opened.
     """
@@ -264,8 +264,8 @@ def check_inside(folder: Path) -> None:
                     if not path.resolve().is_relative_to(folder.resolve()):
                         raise ValueError(
                             f"{path} is a link to {path.resolve()}, outside of the run directory: "
-                            "nothing is read or written through it; put what it leads to in its "
-                            "place"
+                            "nothing is read or written through it; replace it by a copy of that "
+                            "file or folder"
                         )
                 elif entry.is_dir():
                     waiting.append(path)

@@ -1,27 +1,25 @@
-"""Every file that fedlsg leaves, declared once: what it is, who writes it, who may read it, how
-damage is found.
+"""Every file that fedlsg writes: what it is, who writes it, who may read it, how damage is found.
 
 A test makes every kind of run and fails for a file that is not declared, or has another mode. The
-tables of docs/files.md are made of these, and the manifest follows them.
+tables of docs/files.md are made from these declarations, and the manifest follows them.
 
 Classes:
 
-public    settings, released values, and results that an epsilon covers; the umask decides
+public    settings, released values, and results that an epsilon covers; the umask decides who may
+          read them
 private   computed from training data, and no epsilon covers it as it is: for the owner only
 secret    what a client never sends: rows, batches, memories without noise, keys, logs; for the
-          owner only, and never to be published. In a shared or published copy of a run, leave it
-          out
+          owner only. Leave it out of a shared or published copy of a run
 
 A file is public or secret in every run. In some runs public files are private: see
 ``planning.disclosure``.
 
-What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for
-everybody who shows anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events,
-the terminal and every page. ``None`` lets everything pass: the server of that mode knows who takes
-part, and epsilon does not rest on it. Under trust=server epsilon rests on a secret draw of the
-clients. Who they are, or how many, follows from bytes, counts, reasons of rejections and times;
-these are not in the list, and a new number is not either until it is entered there. The strategy
-hands on a report without them (``ServerNoiseExchange.end``), so that nothing here would know them.
+``RELEASED`` lists what of a run may be seen outside the server, by trust mode. It holds for
+callbacks and loggers, rounds.csv, summary.json, TensorBoard's events, the terminal and every page.
+``None`` releases everything: epsilon does not depend on who takes part. Under trust=server epsilon
+rests on a secret draw of the clients. Who they are, or how many, follows from bytes, counts,
+reasons of rejections and times. These are not in the list, and a new number is not released until
+somebody enters it. The strategy leaves them out of its report (``ServerNoiseExchange.end``), too.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,19 +30,29 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Class = Literal["public", "private", "secret"]
+"""Who may read a file, as the header says."""
 Damage = Literal["digest", "grows", "own", "none"]
-"""How damage is found: the manifest has a digest of the file; or its length and the digest up to
-there; or the file has a digest of its own until the run ends, because it changes between two
-checkpoints. "none": nobody uses its content."""
+"""How damage of a file is found.
+
+"digest": the manifest has its digest. "grows": the manifest has a length, and the digest up to
+there. "own": the file has a digest of its own until the run ends, because it changes between two
+checkpoints. "none": not at all, since nothing relies on its content."""
 Weights = Literal["model", "checkpoint", "flat", "command"]
-"""A model with its facts; a checkpoint; one vector; or what a command writes, and notes itself."""
+"""How a file holds weights: a model with its facts, a checkpoint, one vector, or in a form of the
+command that writes it and notes it itself."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in
-    a folder. ``weights``: how weights that were trained are in it, for later processes, which know
-    them (``earlier_runs.weights_of_run``).
+    """One kind of file in a folder.
+
+    pattern: of its path in the folder; "*" is a part of a name, "/**" everything in a folder.
+    what: its content, for docs/files.md.
+    writer: who writes it.
+    secret: whether its class is secret in every run.
+    damage: how damage is found.
+    weights: how it holds trained weights; later processes recognise them
+        (``earlier_runs.weights_of_run``). None without weights.
     """
 
     pattern: str
@@ -56,6 +64,7 @@ class Declared:
 
 
 SERVER, CLIENT, DRIVER = "server", "client", "driver"
+"""Writers; the driver is the process that simulates a federation."""
 RUN = (
     Declared("config.toml", "all settings, resolved", DRIVER),
     Declared(
@@ -316,8 +325,9 @@ noise.
 
 @lru_cache(4096)  # of constants; a round names the same files again and again
 def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | None:
-    """The declaration of a file by its path in the folder; None for one that is not fedlsg's,
-    ``among`` or a run's.
+    """The declaration of a file by its path in the folder; None for a file that is not fedlsg's.
+
+    ``among``: declarations of the folder; those of a run directory if left out.
     """
     return next(
         (declared for declared in among or (*RUN, *COMMANDS) if _matches(name, declared.pattern)),
@@ -326,7 +336,9 @@ def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | Non
 
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
-    """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see
+    """The class of a file in a run.
+
+    ``closed``: the run's folders that no epsilon covers ("." is all of it), see
     ``planning.disclosure``.
     """
     if declared.secret:
@@ -343,14 +355,13 @@ def _matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What may be seen outside the server: by callbacks, in tables and on pages. What is not named
-    is not shown.
+    """What may be seen outside the server: by callbacks, in tables and on pages.
 
-    ``rows``: columns of rounds.csv, next to the workload's own metrics.
-    ``summary``: entries of summary.json.
+    What a field does not name is not shown; a field that is None releases everything.
 
-    ``files``: patterns of a run directory's public files; the manifest of public files lists no
-    other.
+    rows: columns of rounds.csv, in addition to the workload's own metrics.
+    summary: entries of summary.json.
+    files: patterns of a run directory's public files.
     """
 
     rows: frozenset[str] | None = None
@@ -363,7 +374,7 @@ class Released:
         return self.rows is None
 
     def of_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries that may be seen."""
+        """The entries of a summary that may be seen."""
         return {
             name: value
             for name, value in summary.items()
@@ -449,4 +460,4 @@ AT_SERVER = Released(
 RELEASED: Mapping[str, Released] = MappingProxyType(
     {"client": EVERYTHING, "secure": EVERYTHING, "aggregate": EVERYTHING, "server": AT_SERVER}
 )
-"""By trust. Where nothing is private, nobody is drawn in secret: see ``planning.disclosure``."""
+"""What is released, by the setting ``trust``; ``planning.disclosure`` has the one exception."""

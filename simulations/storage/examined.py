@@ -1,9 +1,8 @@
-"""Whether the files of a run are those that it wrote: what every command asks before it reads a run
-directory.
+"""The check of a run's files, before a command reads them: whether they are as the run wrote them.
 
-A file that a command reads, and that changed, is refused by name. A change that does not matter to
-the command is said. The manifest finds damage and edits by mistake, not forgery. Where there is no
-manifest, one line says that nothing was checked.
+A command refuses a changed file that it reads, by name. Other changes are reported in a line. The
+manifest finds damage and edits by mistake, not forgery. Without a manifest one line says that
+nothing was checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,17 @@ from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
 from fedlsg.simulations.storage.atomic_files import DamagedError, Record, is_whole, unseal
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.simulations.storage.journal import Mark, verify
-from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
-from fedlsg.simulations.storage.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
+from fedlsg.simulations.storage.last_payload import LastPayload
+from fedlsg.simulations.storage.manifest import (
+    OTHERWISE,
+    Part,
+    digest,
+    is_mark,
+    listed_files,
+    parts_of,
+)
 from fedlsg.simulations.storage.run_directory import RunDir
 
 Say = Callable[[str], object]
@@ -25,9 +32,11 @@ SETTINGS = "config.toml"
 RESULTS = (SETTINGS, "rounds.csv", "bytes.csv", "summary.json", "ledger/*")
 """What a report, a comparison and ``load_run`` read."""
 MODEL = (SETTINGS, "summary.json", "model.safetensors", "config.json")
+"""What commands read that need only the final model."""
 STATE = (*RESULTS, "checkpoint/latest.pt")
-"""What commands read that compute with the model of a run."""
+"""What commands read that compute with the state of a run."""
 LISTS = ("manifest.jsonl", "clients/manifest.jsonl")
+"""The lists of both manifests, a line for each round."""
 RECORD = (*STATE, *LISTS, "updates/*", "updates-truth/*", "downlink/*")
 """What commands read that look at recorded payloads."""
 RESUMED = (
@@ -38,22 +47,27 @@ RESUMED = (
     "clients/training-data.json",
     "clients/client-*",
 )
-"""What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the
-checkpoint.
+"""Files that must not have changed for ``fedlsg resume``.
+
+It makes other files again, or compares them with the checkpoint.
 """
 OUTBOX = "checkpoint/outbox/"
-"""Payloads that are written over in each round: an interruption tears one, and the run that is
-resumed says that it makes it again.
+"""Folder of payloads that each round overwrites. An interruption may damage one of them; a resumed
+run reports that it makes it again.
 """
 RUN_LEDGER = f"ledger/{RUN}.jsonl"
 MAY_GROW = ("run.log", "ledger/")
-"""A longer one is no sign of anything."""
+"""Files that may be longer than in the manifest without being reported."""
+SHOWN = 5
+"""Changed files that a message names."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """``changed``: how each changed file differs from what the run wrote. ``notes``: what could not
-    be checked.
+    """The result of a check.
+
+    changed: how a file differs from what the run wrote, by its path in the run directory.
+    notes: sentences about what could not be checked, or does not matter.
     """
 
     changed: dict[str, str] = field(default_factory=dict)
@@ -76,19 +90,18 @@ class Examined:
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
-        """A line for the changed files, which nothing relies on: they are not used ``use``."""
+        """One line that names the changed files as not used ``use`` ("here"); none without any."""
         changed = {name: why for name, why in self.changed.items() if not name.startswith(OUTBOX)}
-        return (
-            [f"changed since the run, and not used {use}: {words(run, changed)}"] if changed else []
-        )
+        if not changed:
+            return []
+        return [f"changed since the run, and not used {use}: {words(run, changed)}"]
 
 
 def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
-    """A run directory whose files that match ``reads`` are those that the run wrote; other changes
-    are said.
+    """Open a run directory after a check of its files; ``say`` reports changes that do not matter.
 
-    Raises ValueError for a folder without a run; DamagedError, which names every changed file that
-    is read.
+    Raises ValueError for a folder without a run; DamagedError, which names them, if files changed
+    that match a pattern in ``reads``.
     """
     run = RunDir.open(str(path))
     examined = examine(run)
@@ -99,13 +112,10 @@ def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
 
 
 def words(run: RunDir, changed: Mapping[str, str]) -> str:
-    """Files with what happened to each; of many the first."""
+    """The first changed files, each with how it differs, and the number of the others."""
     shown = [f"{run.path / name} ({why})" for name, why in list(changed.items())[:SHOWN]]
     more = len(changed) - len(shown)
     return ", ".join([*shown, f"and {more} more"] if more else shown)
-
-
-SHOWN = 5
 
 
 def examine(run: RunDir) -> Examined:
@@ -125,86 +135,103 @@ def examine(run: RunDir) -> Examined:
     for part in (public, secret):
         try:
             record = unseal(part.path, otherwise=OTHERWISE)
-            size = record["list"]["bytes"]
-            try:
-                verify(part.list.path, record["list"])
-                listed = listed_files(part.list.path, size)
-                if record["closed"] and size and part.list.path.stat().st_size > size:
-                    raise DamagedError
-            except DamagedError:
-                listed = {}
-                examined.changed[part.list.path.relative_to(run.path).as_posix()] = (
-                    "so the files that it lists unchecked"
-                )
-            _compare(run, record, listed, examined)
+            listed = _read_list(run, part, record, examined)
+            _compare_files(run, record, listed, examined)
+            _compare_growing(run, record, examined)
         except (FileNotFoundError, PermissionError) as error:
             how = "is missing" if isinstance(error, FileNotFoundError) else "is another user's"
             examined.notes.append(f"{part.path} {how}; files that are not public were not checked")
     return examined
 
 
-def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> None:
-    claims: Record = {
+def _read_list(run: RunDir, part: Part, record: Record, examined: Examined) -> Record:
+    """The files in the list of a manifest; none, and a change, if the list is damaged."""
+    size = record["list"]["bytes"]
+    try:
+        verify(part.list.path, record["list"])
+        listed = listed_files(part.list.path, size)
+        if record["closed"] and size and part.list.path.stat().st_size > size:
+            raise DamagedError
+    except DamagedError:
+        name = part.list.path.relative_to(run.path).as_posix()
+        examined.changed[name] = "so the files that it lists were not checked"
+        return {}
+    return listed
+
+
+def _compare_files(run: RunDir, record: Record, listed: Record, examined: Examined) -> None:
+    """Compare the files that do not grow, and the ledgers, with a manifest and its list."""
+    claims: Record = {  # of one file the last claim holds
         **listed,
         **dict.fromkeys(record["own"]),
         **record["files"],
         **record["final"],
     }
     for name, claim in claims.items():
-        if (
-            why := _digest_differs(run.path / name, claim)
-            if is_mark(claim)
-            else _own_differs(run, name, claim)
-        ):
-            found.changed[name] = why
+        if is_mark(claim):
+            why = _digest_differs(run.path / name, claim)
+        else:
+            why = _own_differs(run, name, claim)
+        if why:
+            examined.changed[name] = why
         elif isinstance(claim, list) and _has_torn_line(run, name):
-            found.notes.append(
+            examined.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
                 "not count"
             )
+
+
+def _compare_growing(run: RunDir, record: Record, examined: Examined) -> None:
+    """Compare the files that grow with a manifest, up to their marks."""
     for name, mark in record["grows"].items():
         path = run.path / name
         try:
             verify(path, mark)
         except DamagedError:
-            found.changed[name] = _how(path, mark)
+            examined.changed[name] = _how(path, mark)
             continue
         if path.exists() and path.stat().st_size > mark["bytes"] and not name.startswith(MAY_GROW):
             if record["closed"]:
-                found.changed[name] = "longer than at the end of the run"
+                examined.changed[name] = "longer than at the end of the run"
             else:
-                found.notes.append(
+                examined.notes.append(
                     f"{path} has more than the last checkpoint knows: fedlsg resume cuts it there"
                 )
 
 
 def _has_torn_line(run: RunDir, name: str) -> bool:
+    """Whether a ledger has a line that is no charge, as a crash leaves it."""
     path = run.path / name
     if name == RUN_LEDGER:
         return path.stat().st_size > run.charges.read().size
-    return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(
-        read_entries(path)
-    )
+    lines = [line for line in path.read_bytes().split(b"\n") if line]
+    return len(lines) > 1 + len(read_entries(path))  # the first line is the header
 
 
 def _digest_differs(path: Path, mark: Mark) -> str | None:
+    """How a file differs from its digest; None if it does not, or this user may not read it."""
     try:
         return None if digest(path) == mark else _how(path, mark)
     except PermissionError:
-        return None  # a reader of another user's run
+        return None
     except OSError:
         return "missing"
 
 
 def _how(path: Path, mark: Mark) -> str:
+    """How a file differs from its mark, for people."""
     if not path.exists():
         return "missing"
     size = path.stat().st_size
     return "edited" if size == mark["bytes"] else f"{size} bytes, it had {mark['bytes']}"
 
 
-def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
-    """Of a file with a digest of its own: damaged, or missing."""
+def _own_differs(run: RunDir, name: str, claim: Any) -> str | None:
+    """How a file with a digest of its own differs: "damaged" or "missing"; None if it does not.
+
+    name: a path in the run directory, or a pattern for a client's payloads with memories.
+    claim: the end of a ledger; None for other files.
+    """
     path = run.path / name
     try:
         if "*" in name:
@@ -214,10 +241,10 @@ def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
         elif not path.exists():
             return "missing"
         elif name == RUN_LEDGER:
-            verify_extends({RUN: said}, run.ledgers)
+            verify_extends({RUN: claim}, run.ledgers)
         elif name.startswith("ledger/"):
             client = -1 if path.stem == "server" else int(path.stem.rpartition("-")[2])
-            check_extends(path, client, *said)
+            check_extends(path, client, *claim)
             read_entries(path)
         elif name.startswith(OUTBOX):
             return "damaged" if LastPayload(path).damaged else None

@@ -1,4 +1,4 @@
-"""A new run directory; and only one process writes a run directory at a time."""
+"""Making a run directory, and its lock: only one process writes it at a time."""
 
 import errno
 import os
@@ -14,13 +14,14 @@ from fedlsg.simulations.storage.atomic_files import writing_to
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.user_code import short
 
-LOCK, MOMENT = ".lock", 0.2
-"""The lock's file in a run directory, and seconds to wait for it."""
+LOCK = ".lock"
+"""The lock's file in a run directory."""
+LOCK_SECONDS = 0.2
+"""Time to wait for the lock: ``is_locked`` of another process holds it for a moment."""
 
 
 def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
-    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working
-    directory.
+    """Make an empty run directory: ``out``, or ``runs/<time>-<workload>-<method>``.
 
     ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and
     is not empty (nothing is overwritten), or cannot be written.
@@ -45,12 +46,16 @@ def create(out: str | None, settings: Settings, *, private: bool = False) -> Run
 
 
 def _make(path: Path, *, private: bool, there: bool) -> None:
-    """Make a folder with its mode; its parents are not closed: other runs will be in them."""
+    """Make a folder with its mode; ``there``: it may exist.
+
+    Its parents keep the default mode: other runs will be in them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=FOLDER_MODE if private else 0o777, exist_ok=there)
 
 
 def _fresh(name: str, *, private: bool) -> Path:
+    """Make ``runs/NAME`` in the working directory, or the first free one of NAME-2, NAME-3, ..."""
     parent = Path.cwd() / "runs"
     if parent.exists() and not parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "runs is a file", str(parent))
@@ -66,13 +71,13 @@ def _fresh(name: str, *, private: bool) -> Path:
 
 @contextmanager
 def exclusive(directory: RunDir) -> Iterator[None]:
-    """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with
-    its process.
+    """Hold the lock of a run directory in the block; it ends with its process, too.
+
+    Raises ValueError if another process holds it, or the directory cannot be written.
     """
     with ExitStack() as stack:
         try:
-            # a look at the lock (``is_locked``) may have it for a moment
-            descriptor = stack.enter_context(locked(directory.path / LOCK, seconds=MOMENT))
+            descriptor = stack.enter_context(locked(directory.path / LOCK, seconds=LOCK_SECONDS))
             if descriptor is not None:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())
@@ -92,7 +97,5 @@ def exclusive(directory: RunDir) -> Iterator[None]:
 
 
 def is_held(directory: RunDir) -> bool:
-    """Whether a process uses the run directory. Changes nothing there; a directory without a lock
-    file is not used.
-    """
+    """Whether a process holds the lock of a run directory. Changes nothing there."""
     return is_locked(directory.path / LOCK)

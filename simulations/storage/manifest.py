@@ -1,18 +1,17 @@
-"""The manifest: digests of the files of a run, written with each checkpoint, with which later
-commands find damage.
+"""The manifest: digests of the files of a run, with which later commands find damage.
 
-It detects damage and edits by mistake. It does not detect forgery: who can change a file can change
-the manifest.
+It is written with each checkpoint. It detects damage and edits by mistake. It does not detect
+forgery: who can change a file can change the manifest.
 
 manifest.json             marks of the files that grow, digests of the others; replaced with each
                           checkpoint
 manifest.jsonl            one line a round: files that the round left, ledgers that grew; read up to
                           its mark
-clients/manifest.json*    the same for files that are not public: a digest tells who guesses a file
-                          that he is right
+clients/manifest.json*    the same for files that are not public: a digest would confirm a guess of
+                          a file's content
 
-A file that changes between two checkpoints has a digest of its own; the manifest says that it is
-there. At the end of a run all files get a digest, and a file that grew has its final length. The
+A file that changes between two checkpoints has a digest of its own; the manifest says only that it
+exists. At the end of a run all files get a digest, and a file that grew has its final length. The
 cost of a round does not grow with the number of rounds. Files are written without a sync: after a
 crash of the machine a manifest may have to be removed.
 """
@@ -28,13 +27,16 @@ from fedlsg import bounded
 from fedlsg.privacy import RUN
 from fedlsg.simulations.storage.atomic_files import Record, seal, unseal, write_atomically
 from fedlsg.simulations.storage.declared import class_of, find
-from fedlsg.simulations.storage.journal import CHUNK, EVENTS, Journal, Marks
+from fedlsg.simulations.storage.journal import CHUNK, Journal, Marks
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.tensorboard_events import EVENTS
 from fedlsg.simulations.storage.updates import StepFiles
 
 FORMAT = 1
+"""Format of manifest.json."""
 MANIFEST_FILE = "manifest.json"
 OTHERWISE = "restore it from a copy, or remove it (then nothing of the run is checked)"
+"""The advice for a damaged manifest."""
 AT_END = (
     "summary.json",
     "clients.csv",
@@ -43,17 +45,26 @@ AT_END = (
     "config.json",
     "ledger.jsonl",
 )
-"""Written when a run ends, and again when it ends once more."""
+"""Files that are written when a run ends, also a resumed one."""
 ONCE = ("config.toml", "start.json", "code.json", "clients/training-data.json")
-"""Written before the first round."""
-STATIC = ("checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/sent.json")
+"""Files that are written before the first round."""
+WITH_OWN_DIGEST = ("checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/sent.json")
+"""Files that each round replaces."""
 
 
 class Part:
-    """The manifest of public files, or that of the others, in its folder."""
+    """One of the two manifests: that of public files, or that of the others.
+
+    path: manifest.json.
+    private: whether it is that of the files that are not public.
+    list: manifest.jsonl.
+    record: the content of manifest.json. "files" and "final" are digests, "grows" marks, by name;
+        "own" lists files with a digest of their own; "closed" says whether the run has ended.
+    """
 
     def __init__(self, folder: Path, *, private: bool) -> None:
-        self.path, self.private = folder / MANIFEST_FILE, private
+        self.path = folder / MANIFEST_FILE
+        self.private = private
         self.list = Journal(folder / f"{MANIFEST_FILE}l", "")
         self.record: Record = {
             "format": FORMAT,
@@ -66,7 +77,7 @@ class Part:
         }
 
     def load(self) -> None:
-        """What an earlier process wrote; nothing without a file. Raises DamagedError."""
+        """Continue what an earlier process wrote, if there is a file. Raises DamagedError."""
         if self.path.exists():
             self.record = unseal(self.path, otherwise=OTHERWISE)
             self.list.cut(self.record["list"])
@@ -83,12 +94,14 @@ def parts_of(run: RunDir) -> tuple[Part, Part]:
 
 
 class Manifest:
-    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers
-    (``planning.disclosure``). ``one_round``: payloads of the last round alone are claimed to be
-    there, for older ones are deleted.
-    """
+    """Both parts, brought up to date with a run at each checkpoint."""
 
     def __init__(self, run: RunDir, closed: Collection[str], *, one_round: bool = False) -> None:
+        """The manifest of a run.
+
+        closed: folders of the run that no epsilon covers (``planning.disclosure``).
+        one_round: whether only the payloads of the last round are kept.
+        """
         self._run, self._closed, self._one_round = run, frozenset(closed), one_round
         self._parts = parts_of(run)
         self._heads: Record = {}
@@ -104,18 +117,21 @@ class Manifest:
     def checkpoint(
         self, round: int, marks: Marks, heads: Mapping[str, Any], clients: Iterable[int] = ()
     ) -> None:
-        """Note what rounds up to this one left. ``marks``: of the tables; ``heads``: the ends of
-        the ledgers.
+        """Note the files that rounds up to this one left.
 
-        ``clients``: those that were asked in this round.
+        marks: of the tables.
+        heads: the ends of the ledgers, by client.
+        clients: those that were asked in this round.
         """
         before = self._parts[0].record["round"]
-        names, own = list(self._left_in(range(min(before + 1, round), round + 2))), list[str]()
+        # the weights of the next round are on disk already (``Recorder.record_public``)
+        names = list(self._left_in(range(min(before + 1, round), round + 2)))
+        own = list[str]()
         sent = list[str]()
         for client in clients:
-            sent += self._there([self._run.last_payload(client)])
+            sent += self._existing([self._run.last_payload(client)])
             if os.path.isdir(folder := self._run.own(client)):
-                names += self._there([folder / "batches.key"])
+                names += self._existing([folder / "batches.key"])
                 if any(folder.glob("feedback-*.bin")):
                     own.append(self._name(folder / "feedback-*.bin"))
         grown = {
@@ -127,12 +143,13 @@ class Manifest:
         grows = tables(marks) | {
             name: mark for name, tail in self._tails.items() if (mark := tail.mark())["bytes"]
         }
-        static, once = self._there(STATIC), self._there([*self._run.path.glob("*-run-id"), *ONCE])
+        static = self._existing(WITH_OWN_DIGEST)
+        once = self._existing([*self._run.path.glob("*-run-id"), *ONCE])
         for part in self._parts:
             new = {
                 "files": self._digests(names, part),
-                "ledgers": {name: grown[name] for name in self._own(grown, part)},
-                "own": self._own(own if self._one_round else [*own, *sent], part),
+                "ledgers": {name: grown[name] for name in self._select(grown, part)},
+                "own": self._select(own if self._one_round else [*own, *sent], part),
             }
             if any(new.values()):
                 part.list.append(json.dumps({"round": round, **new}) + "\n")
@@ -141,38 +158,29 @@ class Manifest:
                 "round": round,
                 "closed": False,
                 "final": {},
-                "grows": {name: grows[name] for name in self._own(grows, part)},
-                "own": self._own([*static, *(sent if self._one_round else ())], part),
+                "grows": {name: grows[name] for name in self._select(grows, part)},
+                "own": self._select([*static, *(sent if self._one_round else ())], part),
                 "files": known | self._digests((name for name in once if name not in known), part),
             }
             part.write()
 
     def close(self, marks: Marks) -> None:
-        """The run has ended: digests of all its files but those that the list has. Reads them
-        once.
-        """
+        """Note that the run has ended, with the digests of all files that have none so far."""
         self.checkpoint(self._parts[0].record["round"], marks, self._heads)
-        known = {
-            n
-            for part in self._parts
-            for n, mark in listed_files(part.list.path).items()
-            if is_mark(mark)
-        }
-        known |= {
-            name
-            for part in self._parts
-            for kind in ("files", "grows")
-            for name in part.record[kind]
-        }
-        left = [
+        known = set[str]()
+        for part in self._parts:
+            listed = listed_files(part.list.path)
+            known.update(name for name, claim in listed.items() if is_mark(claim))
+            known.update(part.record["files"], part.record["grows"])
+        others = [
             name for name in all_files(self._run.path) if name not in known and is_checked(name)
         ]
         for part in self._parts:
-            part.record |= {"closed": True, "final": self._digests(left, part)}
+            part.record |= {"closed": True, "final": self._digests(others, part)}
             part.write()
 
     def _left_in(self, rounds: range) -> Iterator[str]:
-        """Files that these rounds left, which change no more."""
+        """Files of these rounds that do not change any more."""
         for round in rounds:
             for parent in ("updates", "updates-truth"):
                 folder = self._run.path / parent / f"round-{round:06d}"
@@ -182,51 +190,51 @@ class Manifest:
                         for path in folder.iterdir()
                         if not path.name.startswith(".")
                     )
-            yield from self._there([self._run.steps / f"basis-{round:06d}.bin"])
-        new = StepFiles(self._run.steps).after(self._steps)
-        yield from (self._name(StepFiles(self._run.steps).path(version)) for version in new)
+            yield from self._existing([self._run.steps / f"basis-{round:06d}.bin"])
+        steps = StepFiles(self._run.steps)
+        new = steps.after(self._steps)
+        yield from (self._name(steps.path(version)) for version in new)
         self._steps = new.stop - 1
 
-    def _own(self, names: Iterable[str], part: Part) -> list[str]:
-        """The files that belong into this part. A run that is closed as a whole has a closed
-        manifest, too.
+    def _select(self, names: Iterable[str], part: Part) -> list[str]:
+        """The files that belong to this part."""
+        return [name for name in names if self._is_public(name) != part.private]
+
+    def _is_public(self, name: str) -> bool:
+        """Whether a file is public in its run. If all of the run is closed, the manifest is, too,
+        and may list it as if it were public.
         """
-        closed = self._closed - {"."}
-        return [
-            name
-            for name in names
-            if (
-                (declared := find(name)) is not None
-                and class_of(name, declared, closed) == "public"
-            )
-            != part.private
-        ]
+        declared = find(name)
+        return declared is not None and class_of(name, declared, self._closed - {"."}) == "public"
 
     def _digests(self, names: Iterable[str], part: Part) -> Record:
-        """What these files are now, of those that belong into this part."""
-        return {name: digest(self._run.path / name) for name in self._own(names, part)}
+        """The digests that those of the files have now that belong to this part."""
+        return {name: digest(self._run.path / name) for name in self._select(names, part)}
 
     def _ledger(self, name: str) -> Path:
         return self._run.ledgers / f"{RUN}.jsonl" if name == RUN else self._run.ledger(int(name))
 
-    def _there(self, files: Iterable[Path | str]) -> list[str]:
+    def _existing(self, files: Iterable[Path | str]) -> list[str]:
         """The names of the files that exist."""
-        return [self._name(path) for one in files if os.path.exists(path := self._run.path / one)]
+        paths = [self._run.path / file for file in files]
+        return [self._name(path) for path in paths if os.path.exists(path)]
 
     def _name(self, path: Path) -> str:
+        """The path in the run directory, as a text."""
         return path.as_posix().removeprefix(f"{self._run.path.as_posix()}/")
 
 
 class Tail:
-    """Length and digest of a file that other code appends to: each byte is read once. A shorter one
-    began anew.
+    """Length and digest of a file that other code appends to; each byte is read once.
+
+    A file that became shorter is read from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self._size, self._sha = path, 0, hashlib.sha256()
 
     def mark(self) -> Record:
-        """Of the file as it is now."""
+        """The mark of the file as it is now."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._size:
             self._size, self._sha = 0, hashlib.sha256()
@@ -252,8 +260,9 @@ def digest(path: Path) -> Record:
 
 
 def listed_files(path: Path, size: int | None = None) -> Record:
-    """What a list says of files, the last line about each: a mark, the end of a ledger, or None for
-    "it is there".
+    """The last claim of a list about each file, from its first ``size`` bytes.
+
+    A claim is a mark, the end of a ledger, or None for a file with a digest of its own.
     """
     files: Record = {}
     if path.exists():
@@ -264,14 +273,14 @@ def listed_files(path: Path, size: int | None = None) -> Record:
 
 
 def is_checked(name: str) -> bool:
-    """Whether a file is a run's, and a manifest has its digest at the end."""
+    """Whether a file belongs to a run and the manifest has its digest at the end."""
     declared = find(name)
     return declared is not None and declared.damage != "none"
 
 
-def is_mark(said: object) -> bool:
-    """Whether a list has a digest of a file."""
-    return isinstance(said, dict)
+def is_mark(claim: object) -> bool:
+    """Whether a claim of a list is a mark, with length and digest."""
+    return isinstance(claim, dict)
 
 
 def all_files(folder: Path) -> list[str]:
@@ -284,41 +293,40 @@ def all_files(folder: Path) -> list[str]:
 
 
 def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
-    """Note the digests that these files have now: a command has written them, or has checked a
-    change.
+    """Note the digests that these files have now, after a command wrote them or checked a change.
 
-    ``closed``: of a run that has ended; the manifest of another one is its own process's. Without
-    one nothing happens.
+    ``closed``: only in a run that has ended; the process of another run keeps its own manifest.
+    Nothing happens without a manifest.
     """
     for part in parts_of(run):
         if not part.path.exists():
             continue
         record = unseal(part.path, otherwise=OTHERWISE)
-        mine = [
+        entries = [
             (kind, name) for kind in ("files", "final") for name in names if name in record[kind]
         ]
-        if mine and record["closed"] in (True, closed):
-            for kind, name in mine:
+        if entries and (record["closed"] or not closed):
+            for kind, name in entries:
                 record[kind][name] = digest(run.path / name)
             write_atomically(part.path, seal(record), durable=False, private=part.private)
 
 
 def reopen(run: RunDir, round: int, marks: Marks, *, forgotten: Collection[str] = AT_END) -> None:
-    """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are
-    forgotten.
+    """Go back to a checkpoint, before its files are cut: remove later rounds from the manifest.
+
+    ``forgotten``: files that the run writes again.
     """
+    grows = tables(marks)
     for part in parts_of(run):
         if not part.path.exists():
             continue
         part.load()
-        lines = (
-            part.list.path.read_bytes().splitlines(keepends=True) if part.list.path.exists() else []
-        )
+        path = part.list.path
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         kept = [line for line in lines if json.loads(line)["round"] <= round]
-        write_atomically(part.list.path, *kept, durable=False, private=part.private)
-        part.list = Journal(part.list.path, "")
-        part.list.cut(digest(part.list.path))
-        grows = tables(marks)
+        write_atomically(path, *kept, durable=False, private=part.private)
+        part.list = Journal(path, "")
+        part.list.cut(digest(path))
         part.record |= {
             "round": round,
             "closed": False,

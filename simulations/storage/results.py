@@ -1,9 +1,10 @@
-"""A run directory as one row of ``results.csv``: a run that is finished, interrupted or failed.
+"""The result of a run directory, finished, interrupted or failed; a row of ``results.csv``.
 
-Runs of before version 0.1 may have counted a client's own noise as protection against that client.
-With trust=secure and colluders=0, or with trust=aggregate, each client added 1 / sqrt(m) of the
-noise, m the fewest clients of a sum. Their epsilon holds for a reader outside of the sum. A client
-of the sum does not know m - 1 shares. They are refused.
+Runs of before version 0.1 are refused if they counted a client's own noise as protection against
+that client. With trust=secure and colluders=0, or with trust=aggregate, each client added
+1 / sqrt(m) of the noise; m is the minimum number of clients in a sum. Such an epsilon holds for a
+reader outside of the sum. A client of the sum knows its own share, so only m - 1 shares protect
+others from it.
 """
 
 import csv
@@ -16,14 +17,15 @@ from typing import Any
 from fedlsg import bounded, strategies
 from fedlsg.config.mechanisms import is_silent
 from fedlsg.simulations.storage.atomic_files import Record
-from fedlsg.simulations.storage.journal import Link, read_lines, transfer_seconds
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
+from fedlsg.simulations.storage.messages.links import Link, transfer_seconds
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.start_record import read_start
 from fedlsg.simulations.workloads.base.split import Chance
 
 Summary = Mapping[str, Any]
-"""What summary.json holds, by name; or settings by their names."""
+"""The entries of summary.json by name; or settings by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +34,19 @@ class Result:
 
     name: of its directory.
     label: its method, or the name that a grid gives a variant of one.
-    status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
+    status: "done", "interrupted", "failed" or "not run"; only runs that are done enter a mean.
+    reason: why it stopped early or failed; empty otherwise.
     settings: by field name; resolved if the run began, else as they were given.
     summary: summary.json; empty until the run is done.
     rows: finished rounds.
-    group: equal for runs that differ in their seed only.
+    group: equal for runs that differ only in their seed.
     detail: an explanation of the label, if it needs one.
     varied: the settings that its comparison varies, with their values.
-    transfer: seconds that its messages would take on the link ``link``, if one was given and the
-        run counted messages.
+    link: the link for ``transfer``; empty without one.
+    transfer: seconds that its messages would take on ``link``; None without a link, or if the run
+        did not count messages.
     start: start.json; empty for a run without it.
-    code: names the code of a user's own that made it; empty where all of it is fedlsg's.
+    code: names of a user's own code in the run; empty if all code is fedlsg's.
     """
 
     name: str
@@ -70,12 +74,12 @@ class Result:
 
     @property
     def private(self) -> bool:
-        """Whether the run itself says so; a run that is not done claims no privacy."""
+        """Whether its summary claims privacy; a run that is not done claims none."""
         return bool(self.summary.get("private", False))
 
     @property
     def deployed(self) -> bool:
-        """Whether it is a run of a deployment, whose config.toml names its own folder."""
+        """Whether it is a run of a deployment: its config.toml names its own folder."""
         return self.settings.get("engine") == "flower" and bool(self.settings.get("run_dir"))
 
     @property
@@ -86,9 +90,8 @@ class Result:
     @property
     def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
-        default = (
-            strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
-        )
+        known = self.method in strategies.names()
+        default = strategies.default_mechanism(self.method) if known else "dp"
         return not is_silent(self.settings.get("mechanism", default))
 
     @property
@@ -104,17 +107,13 @@ class Result:
 
     @property
     def epsilon_outside(self) -> float | None:
-        """Against a reader of the weights alone; None for unfinished runs, and where it is not on
-        record.
-        """
+        """Against a reader of the weights alone; None if the summary does not have it."""
         epsilon = self.summary.get("epsilon_by_reader", {}).get("outside")
         return None if epsilon is None else float(epsilon)
 
     @property
     def accuracy(self) -> float | None:
-        """On the public test split: the final accuracy, or the last one so far; None without
-        classes.
-        """
+        """On the public test split: final, or the last one so far; None without classes."""
         if self.summary:
             accuracy = self.summary["accuracy"]
             return None if accuracy is None else float(accuracy)
@@ -122,23 +121,23 @@ class Result:
 
     @property
     def chance(self) -> Chance | None:
-        """None for a run that is not done, and where accuracy has no guess."""
+        """The accuracy of guessing; None for a run that is not done, or without classes."""
         chance = self.summary.get("chance")
         return None if chance is None else Chance(**chance)
 
     @property
     def messages(self) -> int:
-        """Payloads that arrived: client-rounds."""
+        """Number of payloads that arrived, over all clients and rounds."""
         return sum(row.uplink_messages for row in self.rows)
 
     @property
     def saved(self) -> float | None:
-        """Bytes of dense updates divided by the bytes that were sent."""
-        up = self.summary.get("uplink_bytes", 0)  # a trusted server keeps them to itself
-        return self.summary["uplink_bytes_dense"] / up if up else None
+        """Bytes of dense updates divided by the bytes that were sent up; None if not released."""
+        uplink_bytes = self.summary.get("uplink_bytes", 0)  # trust=server does not release them
+        return self.summary["uplink_bytes_dense"] / uplink_bytes if uplink_bytes else None
 
     def as_row(self) -> Record:
-        """The run's line of results.csv; None for a cell without a value."""
+        """The run's line of results.csv by column; None for an empty cell."""
         summary, settings = self.summary, self.settings
         copied = (
             "delta",
@@ -177,10 +176,11 @@ class Result:
 def read_run(
     path: Path, *, status: str | None = None, reason: str = "", link: Link | None = None
 ) -> Result:
-    """The result of a run directory; without a summary it is "interrupted" unless ``status`` says
-    otherwise.
+    """The result of a run directory.
 
-    A run that diverged is "failed".
+    A run with a summary is "done", or "failed" if it diverged.
+
+    status, reason: of a run without a summary; it is "interrupted" if they are left out.
 
     Raises ValueError, naming the path, for a folder that is not a run directory or holds a damaged
     file.
@@ -195,19 +195,22 @@ def read_run(
         ) from None
     summary = _read_summary(run)
     refuse_own_noise(run, settings)
-    ended = "failed" if summary.get("diverged") else "done"
+    if summary:
+        status = "failed" if summary.get("diverged") else "done"
+        reason = str(summary.get("stopped") or "")
+    transfer = None
+    if link and run.messages.exists():
+        transfer = transfer_seconds(read_lines(run.messages), link)
     return Result(
         name=path.name,
         label=str(settings["method"]),
-        status=ended if summary else status or "interrupted",
-        reason=str(summary.get("stopped") or "") if summary else reason,
+        status=status or "interrupted",
+        reason=reason,
         settings=settings,
         summary=summary,
         rows=rows,
         link="" if link is None else str(link),
-        transfer=transfer_seconds(read_lines(run.messages), link)
-        if link and run.messages.exists()
-        else None,
+        transfer=transfer,
         start=read_start(run),
     )
 
@@ -226,30 +229,33 @@ CLIENTS = {
     "accuracy": float,
     "loss": float,
 }
-"""Columns of clients.csv; not every run has each."""
+"""Types of the columns of clients.csv; not every run has each column."""
 
 
 def read_clients(run: RunDir) -> list[Record]:
-    """The rows of clients.csv, None for empty cells; none in a run without it, or for a reader who
-    may not open it. Raises ValueError for another file.
+    """The rows of clients.csv, None for empty cells.
+
+    No rows in a run without the file, or for a reader who may not open it. Raises ValueError for
+    another file.
     """
     try:
-        lines = list(
-            csv.DictReader(io.StringIO(bounded.read_text(run.clients, bounded.LONGEST_TABLE)))
-        )
+        text = bounded.read_text(run.clients, bounded.LONGEST_TABLE)
         return [
-            {
-                name: (bounded.whole if CLIENTS[name] is int else CLIENTS[name])(text)
-                if text
-                else None
-                for name, text in line.items()
-            }
-            for line in lines
+            {name: _parse_cell(name, cell) for name, cell in line.items()}
+            for line in csv.DictReader(io.StringIO(text))
         ]
     except (FileNotFoundError, PermissionError):
         return []
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"{run.clients} is damaged: restore it from a copy") from None
+
+
+def _parse_cell(column: str, text: str) -> Any:
+    """A cell of clients.csv; KeyError for an unknown column."""
+    kind = CLIENTS[column]
+    if not text:
+        return None
+    return bounded.whole(text) if kind is int else kind(text)
 
 
 def _read_summary(run: RunDir) -> Record:
@@ -265,9 +271,9 @@ def results_csv(results: Iterable[Result]) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
-    """A header and one line for each row; ``otherwise`` is the only column where there is no row.
+    """A header and one line for each row; without rows the header is ``otherwise``.
 
-    Columns are those of the longest row, then what other rows have in addition.
+    Columns are those of the longest row, then those that only other rows have.
     """
     text = io.StringIO(newline="")
     longest = max(rows, key=len, default={otherwise: None})
@@ -279,10 +285,9 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
 
 
 def refuse_own_noise(run: RunDir, settings: Summary | None = None) -> None:
-    """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its
-    config.toml if left out.
+    """Raise ValueError for a run that counts a client's own noise; its epsilon is too small.
 
-    What it promised is false, and a mechanism of today has other shares of the noise.
+    ``settings``: of its config.toml, which is read if they are left out.
     """
     if _counts_own_noise(run, run.read_values() if settings is None else settings):
         raise ValueError(
@@ -301,7 +306,7 @@ def _counts_own_noise(run: RunDir, settings: Summary) -> bool:
         return not settings.get("colluders")
     charges = run.charges
     entries = [entry for client in charges.clients() for entry in charges.of(client).entries]
-    # its ledgers are gone; else a damaged summary is no reason to stop here
+    # the summary is read only if the ledgers are gone: a damaged one is reported elsewhere
     if not entries and run.summary.exists():
         return "epsilon_by_reader" not in run.read_summary()
     return any(entry.private and not entry.min_survivors for entry in entries)

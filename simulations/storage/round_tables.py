@@ -1,6 +1,4 @@
-"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's
-events.
-"""
+"""The tables of a run: bytes.csv, rounds.csv and TensorBoard's events, which grow in each round."""
 
 import csv
 import io
@@ -12,22 +10,20 @@ from typing import Any, get_type_hints
 from fedlsg import bounded
 from fedlsg.accounting import Spread
 from fedlsg.simulations.storage.declared import AT_SERVER, Released
-from fedlsg.simulations.storage.journal import (
-    LINES_HEADER,
-    Journal,
-    Marks,
-    append_events,
-    cut_events,
-    lines_of,
-)
+from fedlsg.simulations.storage.journal import Journal, Marks
+from fedlsg.simulations.storage.messages.byte_lines import LINES_HEADER, lines_of
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.tensorboard_events import append_events, cut_events
 from fedlsg.strategies.protocol.round_report import RoundReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at
-    the round's end, and the clients that left before they trained or came late, space-separated.
+    """Columns of rounds.csv in runs with a simulated clock.
+
+    simulated_clock: seconds from the run's start to the round's end.
+    dropped: clients that left before they trained, space-separated.
+    late: clients whose reply came too late, space-separated.
     """
 
     simulated_clock: float
@@ -36,21 +32,24 @@ class Simulated:
 
     @classmethod
     def of(cls, report: RoundReport) -> "Simulated | None":
-        """Those of a round; None without a clock."""
+        """The columns of a round; None without a clock."""
         if report.simulated_clock is None:
             return None
-        dropped, late = (" ".join(map(str, who)) for who in (report.dropped, report.late))
-        return cls(simulated_clock=round(report.simulated_clock, 6), dropped=dropped, late=late)
+        return cls(
+            simulated_clock=round(report.simulated_clock, 6),
+            dropped=" ".join(map(str, report.dropped)),
+            late=" ".join(map(str, report.late)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Where the server's time of a round went.
+    """Columns of rounds.csv: the parts of the server's time for a round.
 
-    ``training_seconds``: until the last reply was there, in which clients train.
-    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``.
-    ``accounting_seconds``: ledgers and epsilon.
-    ``evaluation_seconds``: the test split.
+    training_seconds: waiting for the clients, which train, until the last reply.
+    communication_seconds: making and checking messages, which is the rest of ``seconds``.
+    accounting_seconds: writing ledgers and computing epsilon.
+    evaluation_seconds: the test split.
     """
 
     training_seconds: float
@@ -62,7 +61,7 @@ class Times:
 SIMULATED = tuple(field.name for field in fields(Simulated))
 """Columns of runs with a simulated clock."""
 TIMES = tuple(field.name for field in fields(Times))
-"""Columns of where the server's time went."""
+"""Columns with the parts of the server's time."""
 BYTE_COLUMNS = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTE_COLUMNS, "uplink_messages", "downlink_messages")
@@ -77,20 +76,33 @@ TAGS = {
     "seconds": "seconds",
     "simulated_clock": "simulated_clock",
 }
-"""TensorBoard's tags of numbers."""
+"""Columns of numbers by TensorBoard's tag."""
 CLIENT_LISTS = ("asked", "answered", "rejected", "dropped", "late")
-"""Columns with lists of clients, which are counted for TensorBoard."""
+"""Columns with lists of clients; TensorBoard gets the length of a list."""
 Metrics = Mapping[str, float | None]
 """The workload's own metrics by name; None in rounds that were not evaluated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a
-    bounded length.
+    """One round, as a line of rounds.csv.
 
-    ``only``: the columns that may be seen (``Released.rows``); the others are not written, and 0 or
-    empty here.
+    round: its number.
+    accuracy, loss: on the test split; None in rounds that were not evaluated.
+    epsilon_max, epsilon_median: over the clients, up to this round.
+    uplink_bytes, downlink_bytes: of packed payloads.
+    uplink_bytes_wire, downlink_bytes_wire: of whole messages.
+    uplink_messages, downlink_messages: their number.
+    seconds: time of the round.
+    asked: the clients that were selected, space-separated.
+    answered: those that replied.
+    rejected: those whose payload was rejected.
+    reasons: why, one line each, cut to a bounded length.
+    simulated: columns of the simulated clock; None without one.
+    times: columns of the server's time; None in tables of format 1.
+    metrics: a column for each of the workload's own metrics, at the end.
+    only: the columns that may be seen (``Released.rows``), None for all; others are not written,
+        and 0 or empty here.
     """
 
     round: int
@@ -110,13 +122,8 @@ class Row:
     rejected: str = ""
     reasons: str = ""
     simulated: Simulated | None = None
-    """Columns of runs with a simulated clock, after the others."""
     times: Times | None = None
-    """Columns of where the time went, before those of the clock."""
     metrics: Metrics = field(default_factory=dict)
-    """The workload's own metrics: a column each, at the end; None in rounds that were not
-    evaluated.
-    """
     only: frozenset[str] | None = None
 
     @classmethod
@@ -156,8 +163,8 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        known = (*FIELDS, *SIMULATED, *TIMES)
-        metric_texts = {name: text for name, text in row.items() if name not in known}
+        declared = (*FIELDS, *SIMULATED, *TIMES)
+        metric_texts = {name: text for name, text in row.items() if name not in declared}
         metrics = {name: float(text) if text else None for name, text in metric_texts.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
@@ -169,36 +176,30 @@ class Row:
 
     @property
     def shows_participation(self) -> bool:
-        """Whether the row has the columns that say who, or how many, took part, and for how
-        long.
-        """
+        """Whether the row has the columns that tell who took part, how many, and for how long."""
         return self.only is None
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The row by column, as rounds.csv and callbacks have it."""
-        more = [vars(part) for part in (self.times, self.simulated) if part is not None]
+        """The row by column, in the order of rounds.csv."""
         values = {
             name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only
         }
-        return {
-            **values,
-            **{name: value for part in more for name, value in part.items()},
-            **self.metrics,
-        }
+        for part in (self.times, self.simulated):
+            if part is not None:
+                values |= vars(part)
+        return {**values, **self.metrics}
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Its numbers by column, without those that were not measured; lists of clients as their
-        lengths.
-        """
-        lists = {
-            name: len(text.split()) for name, text in self.columns.items() if name in CLIENT_LISTS
-        }
-        values = {
-            name: value for name, value in self.columns.items() if name not in ("round", "reasons")
-        } | lists
-        return {name: float(value) for name, value in values.items() if value is not None}
+        """The measured numbers of the round by column; for a list of clients, its length."""
+        numbers = {}
+        for name, value in self.columns.items():
+            if name in CLIENT_LISTS:
+                numbers[name] = float(len(value.split()))
+            elif name not in ("round", "reasons") and value is not None:
+                numbers[name] = float(value)
+        return numbers
 
     @property
     def line(self) -> str:
@@ -207,9 +208,7 @@ class Row:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """Its numbers by TensorBoard's tag; without those that were not measured or are infinite
-        (no privacy).
-        """
+        """The measured, finite numbers of the round by TensorBoard's tag."""
         return scalars_of(self.columns)
 
 
@@ -218,12 +217,15 @@ FIELDS = tuple(
     for field in fields(Row)
     if field.name not in ("simulated", "times", "metrics", "only")
 )
-"""Columns of every rounds.csv of which everything may be seen."""
+"""Columns of every rounds.csv without restrictions (``Released.rows``)."""
 
 
 def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row's columns by TensorBoard's tag, see ``Row.scalars``."""
-    known = {*FIELDS, *SIMULATED, *TIMES}
+    """The numbers of a row's columns by TensorBoard's tag.
+
+    Left out are numbers that were not measured, and an infinite epsilon (no privacy).
+    """
+    declared = {*FIELDS, *SIMULATED, *TIMES}
     values = {
         **{tag: columns[name] for tag, name in TAGS.items() if name in columns},
         **{
@@ -231,7 +233,7 @@ def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
             for name in CLIENT_LISTS
             if name in columns
         },
-        **{f"test/{name}": value for name, value in columns.items() if name not in known},
+        **{f"test/{name}": value for name, value in columns.items() if name not in declared},
     }
     return {
         tag: float(value)
@@ -241,7 +243,7 @@ def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Tables:
-    """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
+    """The three tables of one run. ``cut`` removes what a crash left after the last checkpoint."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class Tables:
         """The tables of a run, which may exist already.
 
         metrics: names of the workload's own metrics.
-        simulated_clock: whether the run has one, and rounds.csv its columns.
+        simulated_clock: whether the run has one, so that rounds.csv has its columns.
         released: the columns that may be seen.
         """
         self._run = run
@@ -263,7 +265,7 @@ class Tables:
         if released.counted:
             more = [*TIMES, *(SIMULATED if simulated_clock else ()), *more]
         self._rounds = Journal(run.rounds, rows_header(more, released))
-        # a table of format 1 goes on without the times
+        # a resumed run of format 1 continues its table, which has no times
         self._has_time_columns = TIMES[0] in run.columns_of_rounds([*FIELDS, *more])
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
@@ -277,16 +279,12 @@ class Tables:
         )
 
     def append_messages(self, report: RoundReport) -> None:
-        """Add only the messages: the pruning round has no row. Without messages that may be seen
-        there is no file.
-        """
+        """Add only the messages, for the pruning round, which has no row; nothing without any."""
         if lines := lines_of(report):
             self._messages.append(lines)
 
     def marks(self) -> Marks:
-        """What a checkpoint holds of the tables: lengths, and the digests of the two that are read
-        again.
-        """
+        """The marks for a checkpoint: of two journals, and the length of the events."""
         return {
             "rounds": self._rounds.mark(),
             "messages": self._messages.mark(),
@@ -294,38 +292,37 @@ class Tables:
         }
 
     def cut(self, marks: Marks) -> None:
-        """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was
-        written.
+        """Go back to a checkpoint's marks; ``cut_events`` must follow.
+
+        Raises DamagedError if rounds.csv or bytes.csv differs from what was written.
         """
         self._rounds.cut(marks["rounds"])
         self._messages.cut(marks["messages"])
         self._events_size = marks["events"]
 
     def cut_events(self) -> None:
-        """Cut TensorBoard's events, too, or write them again from the rows."""
+        """Cut TensorBoard's events to the mark, or write them again from the rows."""
         rows = [Row.parse(row) for row in self._run.read_rounds()]
         rounds = [(row.round, row.scalars) for row in rows]
         cut_events(self._run.path, self._events_size, rounds, wall_time=self._writes_wall_time)
 
 
 def _released_columns(row: Mapping[str, str]) -> frozenset[str] | None:
-    """The columns that may be seen; None if all may. A file under trust=server has exactly these,
-    and no other file has.
-    """
+    """``only`` of a row: a table of trust=server is recognised by having exactly its columns."""
     written = frozenset(FIELDS).intersection(row)
     return AT_SERVER.rows if written == AT_SERVER.rows else None
 
 
-def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a row in the types of the fields that they are."""
-    kinds = get_type_hints(of)
-    return {name: _parse(kinds[name], row[name]) for name in names}
+def _parsed(fields_of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:
+    """These columns of a row, in the types that the class declares for its fields."""
+    types = get_type_hints(fields_of)
+    return {name: _parse(types[name], row[name]) for name in names}
 
 
-def _parse(kind: Any, text: str) -> Any:
-    if kind == float | None:
+def _parse(field_type: Any, text: str) -> Any:
+    if field_type == float | None:
         return float(text) if text else None
-    return bounded.whole(text) if kind is int else kind(text)
+    return bounded.whole(text) if field_type is int else field_type(text)
 
 
 def _csv_line(values: Iterable[object]) -> str:
@@ -336,6 +333,5 @@ def _csv_line(values: Iterable[object]) -> str:
 
 def rows_header(more: Iterable[str], released: Released) -> str:
     """The first line of rounds.csv; ``more``: columns that not every run has."""
-    return _csv_line(
-        [*(name for name in FIELDS if released.rows is None or name in released.rows), *more]
-    )
+    columns = [name for name in FIELDS if released.rows is None or name in released.rows]
+    return _csv_line([*columns, *more])

@@ -1,4 +1,4 @@
-"""The run directory: everything that a run leaves behind.
+"""The run directory: paths of its files, and reading and writing of most of them.
 
     config.toml       resolved settings
     start.json        what the user gave and what was spent before, for the page
@@ -25,9 +25,9 @@
                       numbers for TensorBoard
     .lock             the process that uses the directory
 
-``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
-since the run. ``fedlsg.simulations.server.restore.READ`` lists which of them ``fedlsg resume``
-reads. run.log is SECRET because the traceback of a client that failed may quote its data.
+``declared`` says for each file who may read it. ``manifest`` and ``examined`` find changes since
+the run. ``fedlsg.simulations.server.restore.READ`` lists the files that ``fedlsg resume`` reads.
+run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
 import csv
@@ -65,6 +65,7 @@ LONGEST_HEADER = 1 << 20
 
 
 def _finite(value: Any) -> Any:
+    """The value with "inf" and "nan" as strings, also in mappings: any JSON reader accepts it."""
     if isinstance(value, Mapping):
         return {name: _finite(inner) for name, inner in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -76,7 +77,7 @@ def _load(checkpoint: Path) -> Record:
 
 
 class _Path(str):
-    """The path of a file or folder in a run directory."""
+    """A field of ``RunDir``: the path of this file or folder in the run directory."""
 
     def __get__(self, run: "RunDir", owner: type) -> Path:
         return run.path / str(self)
@@ -105,9 +106,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str) -> "RunDir":
-        """An existing run directory. Raises ValueError for anything else, and as
-        ``check_inside``.
-        """
+        """An existing folder, checked by ``check_inside``. Raises ValueError for anything else."""
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             why = "it is a file" if folder.exists() else "it does not exist"
@@ -116,8 +115,9 @@ class RunDir:
         return cls(folder)
 
     def protect(self, closed: Iterable[str]) -> None:
-        """Make these folders for their owner only, before anything is in them; and close what an
-        older version left.
+        """Make these folders, for their owner only; and close folders of secrets that exist.
+
+        ``closed``: folders that no epsilon covers, see ``planning.disclosure``.
         """
         for folder in closed:
             make_parents((self.path / folder).parent)
@@ -132,13 +132,11 @@ class RunDir:
         return self.checkpoint.exists() or self.previous.exists()
 
     def ledger(self, client: int) -> Path:
-        """The ledger of one client, where clients keep their own (Flower's engine, deployments,
-        older versions).
-        """
+        """The ledger of one client, if clients keep their own (header: ``ledger/``)."""
         return ledger_path(self.ledgers, client)
 
     def last_payload(self, client: int) -> Path:
-        """The client's last payload."""
+        """The file of the client's last payload."""
         return self.path / f"checkpoint/outbox/client-{client:06d}.bin"
 
     def own(self, client: int) -> Path:
@@ -162,10 +160,10 @@ class RunDir:
         return StepFiles(self.steps).load_basis(round)
 
     def steps_after(self, version: int) -> list[tuple[int, bytes]]:
-        """What a replica at a version lacks: steps, each with its version; if many, the checkpoint
-        (-1) and the last.
+        """The steps that a replica at ``version`` lacks, each with its version.
 
-        A replica that still lacks one is sent the whole model.
+        If there are more than ``MAX_REPLAYED_STEPS``: the checkpoint, as version -1, and the last
+        steps. Damaged steps are left out: a replica that still lacks one is sent the whole model.
         """
         files = StepFiles(self.steps)
         versions = files.after(version)
@@ -173,29 +171,25 @@ class RunDir:
         if len(versions) > MAX_REPLAYED_STEPS and self.checkpoint.exists():
             steps.append((-1, self.checkpoint.read_bytes()))
             versions = versions[-MAX_REPLAYED_STEPS:]
-        for own in versions:
+        for number in versions:
             with suppress(OSError, ValueError):  # it is damaged
-                steps.append((own, files.load(own)))
+                steps.append((number, files.load(number)))
         return steps
 
     def basis_after(self, round: int) -> list[tuple[int, bytes]]:
-        """The carriers that the server probed last, with their round, if that is another one."""
+        """The carriers that were probed last, with their round; none if that is ``round``."""
         newest = StepFiles(self.steps).newest_basis
-        with suppress(OSError, ValueError):  # there is none, or it is damaged
+        with suppress(OSError, ValueError):  # there are no carriers, or the file is damaged
             return [(newest, self.basis(newest))] if newest != round else []
         return []
 
     @property
     def charges(self) -> RunLedger:
-        """The ledgers of the run, of all who write them. Raises LedgerError where one is
-        damaged.
-        """
+        """All ledgers of the run. Raises LedgerError if one is damaged."""
         return RunLedger(self.ledgers)
 
     def merge_ledgers(self, names: Sequence[str] = ()) -> None:
-        """Write ledger.jsonl, the entries of all clients; ``names``: of the clients, to be
-        shown.
-        """
+        """Write ledger.jsonl, the entries of all clients; ``names``: of the clients, to show."""
         ledger = self.charges
         clients = [*ledger.clients(), SERVER]
         merge(
@@ -205,13 +199,11 @@ class RunDir:
         )
 
     def write_data_digest(self, digest: str) -> None:
-        """Write the digest of all training rows, for the owner only: it is as secret as the
-        rows.
-        """
+        """Write the digest of all training rows, for the owner only: it is secret, as they are."""
         write_atomically(self.data_digest, seal({"rows": digest}), private=True)
 
     def read_data_digest(self) -> str:
-        """The digest of all training rows. Raises ValueError where it is missing or damaged."""
+        """The digest of all training rows. Raises ValueError if it is missing or damaged."""
         otherwise = (
             "the data cannot be compared with those before; restore it from a copy, or start a new "
             "run"
@@ -222,13 +214,13 @@ class RunDir:
             raise ValueError(f"{self.data_digest} is missing: {otherwise}") from None
 
     def write_sent(self, note: Mapping[str, Any]) -> None:
-        """Note what the current round sends down. Not synced: a note that is lost is a round that
-        is not counted.
+        """Note what the current round sends down. Not synced: if the note is lost, an interrupted
+        round is not counted.
         """
         write_atomically(self.sent, seal(note), durable=False)
 
     def read_sent(self) -> Record:
-        """What was noted, attempt 0 where nothing was. Raises DamagedError."""
+        """The note of ``write_sent``; attempt 0 without one. Raises DamagedError."""
         try:
             return unseal(
                 self.sent,
@@ -243,7 +235,7 @@ class RunDir:
         write_atomically(round_folder(self.path, round) / f"client-{client:06d}.bin", payload)
 
     def save_sum(self, round: int, total: Tensor) -> None:
-        """Record what a secure sum revealed, flat float64."""
+        """Record the sum of a round, as the server saw it; flat float64."""
         self._save(round, "sum", total)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
@@ -251,18 +243,14 @@ class RunDir:
         self._save(round, "weights", weights)
 
     def save_kept(self, round: int, positions: Tensor) -> None:
-        """Record the kept positions of a round, if the server chose them: they do not follow from
-        its weights.
-        """
+        """Record the kept positions of a round, if they do not follow from its weights."""
         self._save(round, "kept", positions)
 
     def _save(self, round: int, name: str, values: Tensor) -> None:
         save_array(round_folder(self.path, round) / f"{name}.npy", values.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
-        """Record the rows of the training split in a client's batches: a secret, in a folder of its
-        own.
-        """
+        """Record which rows of the training split are in a client's batches: SECRET."""
         folder = self.path / "updates-truth"
         make_folder(folder)
         save_array(
@@ -275,29 +263,29 @@ class RunDir:
         """Write the resolved settings."""
         self.write_raw_config(as_config(settings))
 
-    def write_raw_config(self, given: Mapping[str, Any]) -> None:
+    def write_raw_config(self, config: Mapping[str, Any]) -> None:
         """Write settings by their names with dashes."""
-        write_atomically(self.config, tomli_w.dumps(given).encode())
+        write_atomically(self.config, tomli_w.dumps(config).encode())
 
     def read_config(self) -> Settings:
         """The resolved settings; code that they name is not run.
 
         Raises ValueError for a directory that holds none, or an unknown setting.
         """
-        given = self.read_raw_config()
+        config = self.read_raw_config()
         try:
-            return from_file(given)
+            return from_file(config)
         except ValueError as error:
             raise ValueError(
                 f"{self.config}: {error}{self._of_other_version(str(error))}"
             ) from None
 
     def _of_other_version(self, error: str) -> str:
-        """What to do about an unknown setting that the run began with; empty for other errors."""
+        """Advice for a setting of the run that this fedlsg does not know; "" for other errors."""
         with suppress(ValueError, LookupError, AttributeError):
             planned = self.resume_point()[0]["plan"]
             if any(error.startswith(f"unknown setting {name!r}") for name in planned["settings"]):
-                by = planned.get(VERSION, "0.1")  # of the formats that do not say it
+                by = planned.get(VERSION, "0.1")  # formats 1 to 3 do not have it
                 return (
                     f": fedlsg {by} began the run with it, and fedlsg {version()} has no such "
                     f"setting. Install fedlsg {by} to go on with the run (fedlsg resume), or begin "
@@ -308,8 +296,9 @@ class RunDir:
         return ""
 
     def read_raw_config(self) -> Record:
-        """What config.toml says, by names with dashes. Raises ValueError without one, or if it is
-        damaged.
+        """The settings in config.toml, by names with dashes.
+
+        Raises ValueError if the file is missing or damaged.
         """
         try:
             return bounded.read_toml(self.config)
@@ -319,21 +308,15 @@ class RunDir:
             raise ValueError(f"{self.config} is damaged: {error}") from None
 
     def read_values(self) -> Record:
-        """The resolved settings by field name, for reports. Raises ValueError as
-        ``read_config``.
-        """
+        """The resolved settings by field name, for reports. Raises as ``read_config``."""
         return values_of(self.read_config())
 
     def write_summary(self, summary: Record) -> None:
-        """Write summary.json; numbers that are not finite become the string "inf" or "nan", which
-        any JSON reader accepts.
-        """
+        """Write summary.json; numbers that are not finite become the strings "inf" and "nan"."""
         write_atomically(self.summary, seal(_finite(summary), indent=2))
 
     def read_summary(self) -> Record:
-        """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError;
-        DamagedError.
-        """
+        """What ``write_summary`` wrote. Raises FileNotFoundError; DamagedError."""
         return unseal(self.summary, otherwise="restore it from a copy")
 
     def save_checkpoint(self, state: Record) -> None:
@@ -350,10 +333,9 @@ class RunDir:
             ) from None
 
     def resume_point(self) -> tuple[Record, str | None]:
-        """The checkpoint to continue from; and, if that is not the last one, a sentence that says
-        why.
+        """The checkpoint to continue from, and a sentence that explains it if it is not the last.
 
-        Raises ValueError if both are missing or damaged.
+        Raises ValueError if both checkpoints are missing or damaged.
         """
         try:
             return _load(self.checkpoint), None
@@ -374,7 +356,7 @@ class RunDir:
         )
 
     def read_rounds(self) -> list[dict[str, str]]:
-        """Complete rows of rounds.csv as text; without a last line that a crash left incomplete.
+        """Complete rows of rounds.csv as text, without a last line that a crash left incomplete.
 
         Raises ValueError for another kind of file.
         """
@@ -394,7 +376,7 @@ class RunDir:
         return rows
 
     def columns_of_rounds(self, new: Sequence[str]) -> Sequence[str]:
-        """The columns of rounds.csv; ``new`` where it is still to be written."""
+        """The columns of rounds.csv; ``new`` if it has no header yet."""
         try:
             with self.rounds.open(encoding="utf-8") as file:
                 header = file.readline(LONGEST_HEADER)

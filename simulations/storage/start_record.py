@@ -1,15 +1,14 @@
-"""start.json: how a run began, for its page. Nothing is computed from it, and ``resume`` reads
-none of it.
+"""start.json: how a run began, for its page. Nothing is computed from it.
 
-    given     settings that its user gave, by name: "auto" or "x0.5" where that was given in the
-              place of a number, else ""
-    arguments what was given with data of a user's own, by argument: as Python writes it, "..." for
-              functions and rows
-    notes     what was said of them before the first charge, a sentence each
-    before    of a run that starts from another one: its name, its epsilon and its rounds, with
-              those that were before it
-    rows      names of files; clients, and the examples or persons that they hold: the fewest, the
-              most, and all together; whether the data give clients names, which are not here
+given     settings that the user gave, by name: "auto" or "x0.5" if that was given instead of a
+          number, else ""
+arguments arguments of data of a user's own, by name: as Python writes them, "..." for functions
+          and rows
+notes     sentences about these settings, shown before the first charge
+before    of a run that starts from another run: the name, epsilon and rounds of that run, with
+          those of the runs before it
+rows      names of files; clients, and the examples or persons that they hold: the fewest, the
+          most, and all together; whether the data give clients names (the names are not here)
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ def write_start(
     before: Record,
     rows: Record,
 ) -> None:
-    """Write the file."""
+    """Write start.json; arguments are the entries of the header."""
     record = {
         "given": dict(given),
         "arguments": dict(arguments),
@@ -41,6 +40,6 @@ def write_start(
 def read_start(run: RunDir) -> Record:
     """What ``write_start`` wrote; empty for a run without it. Raises DamagedError."""
     try:
-        return unseal(run.start, otherwise="remove it: its page alone reads it")
+        return unseal(run.start, otherwise="remove it: only the page of the run reads it")
     except FileNotFoundError:
         return {}

@@ -1,7 +1,6 @@
-"""What a run leaves for programs that know no fedlsg, or not its model: updates/,
-model.safetensors; and downlink/.
+"""Files of payloads and weights: updates/ and model.safetensors for other programs, and downlink/.
 
-updates/, recorded with ``record_updates``, so that a payload can be read without the model:
+updates/ is recorded with ``record_updates``, so that a payload can be read without the model:
     round-000001/client-000000.bin    a payload as it was sent
     round-000001/sum.npy              under trust=secure: the sum of the clients' values; payloads
                                       are masked
@@ -16,14 +15,14 @@ docs/outputs.md describes the fields and reads them with numpy alone. A paramete
 how its blocks, each with its ``part``, give its gradient: ``dense`` the block itself; ``tangent``
 Eq. 3 of L and R; ``core`` L S R; ``preconditioned`` S itself; ``factors`` L times R.
 
-model.safetensors and config.json, the model that the run trained:
+model.safetensors and config.json have the model that the run trained:
     from safetensors.torch import load_file
     model.load_state_dict(load_file("runs/.../model.safetensors"))
 
 downlink/ has the steps of a sparse downlink and the carriers of probes, one file each
 (``StepFiles``). The server writes and reads them. The simulated clients of one process read a step
-there if another one was sent it, or the run was resumed; a Ray worker gets it from the driver. It
-is in each client's message all the same, and counted.
+there if it was sent to another of them, or the run was resumed; a Ray worker gets it from the
+driver. Nothing is saved by that: each client's message has the step, and its bytes are counted.
 """
 
 import hashlib
@@ -63,8 +62,10 @@ longer.
 
 @dataclass(frozen=True)
 class StepFiles:
-    """A file a step, named by the version that it leads to, and one a probe, by its round: SHA-256,
-    then content.
+    """The folder downlink/: one file for each step, and one for the carriers of each probe.
+
+    A step is named by the model version that it leads to, carriers by their round. A file is a
+    SHA-256, then the content.
     """
 
     folder: Path
@@ -78,9 +79,7 @@ class StepFiles:
         save_bytes(self.path(version), step)
 
     def load(self, version: int) -> bytes:
-        """A step that was kept. Raises OSError where it is missing, DamagedError where it is
-        damaged.
-        """
+        """A step that was kept. Raises OSError if it is missing, DamagedError if it is damaged."""
         return load_bytes(self.path(version))
 
     @property
@@ -92,9 +91,7 @@ class StepFiles:
         )
 
     def save_basis(self, round: int, basis: bytes) -> None:
-        """Keep the carriers that were probed in a round, and forget later ones. Not synced, as a
-        step.
-        """
+        """Keep the carriers that were probed in a round, and delete later ones. Not synced."""
         path = self.folder / f"basis-{round:06d}.bin"
         save_bytes(path, basis)
         for later in self.folder.glob("basis-*.bin"):
@@ -106,38 +103,41 @@ class StepFiles:
         return load_bytes(self.folder / f"basis-{round:06d}.bin")
 
     def after(self, version: int) -> range:
-        """Versions of the steps beyond one, up to a missing file."""
+        """Versions of the stored steps after ``version``, without a gap."""
         newest = version
         while self.path(newest + 1).exists():
             newest += 1
         return range(version + 1, newest + 1)
 
     def cut(self, version: int) -> None:
-        """Delete the steps beyond a version."""
+        """Delete the steps after ``version``."""
         for path in self.folder.glob("step-*.bin"):
             if path > self.path(version):
                 path.unlink()
 
 
 FORMAT = 1
+"""Format of frame.json."""
 ROUND = re.compile(r"round-(\d{6})")
 CLIENT = re.compile(r"client-(\d{6})\.bin")
 OTHERWISE = "record the run again with --record-updates"
+"""The advice for damaged files."""
 
 
 def round_folder(run: Path, round: int) -> Path:
-    """What is recorded of a round."""
+    """The folder of a round's records."""
     return run / "updates" / f"round-{round:06d}"
 
 
 def sum_file(run: Path, round: int) -> Path:
-    """What a secure sum revealed in a round."""
+    """The file with the sum that the server saw in a round."""
     return round_folder(run, round) / "sum.npy"
 
 
 def payload_files(run: Path) -> dict[int, dict[int, Path]]:
-    """Payloads by training round and client. The values of the pruning round are saliencies: it is
-    left out.
+    """Payloads by training round and client.
+
+    The pruning round is left out: its values are saliencies.
     """
     by_round: dict[int, dict[int, Path]] = {}
     for path in sorted((run / "updates").glob("round-*/client-*.bin")):
@@ -148,21 +148,21 @@ def payload_files(run: Path) -> dict[int, dict[int, Path]]:
 
 
 def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) -> None:
-    """Write what a Flower app's own training gave away in a round, for ``fedlsg attack``, for the
-    owner only.
+    """Write a round's values of a Flower app that trains by itself, for ``fedlsg attack``.
 
-    name: ``client-000003`` (``update``: clipped, without noise; ``payload`` as it was read), or
-    ``sum``.
+    The file is for its owner only.
+
+    name: ``client-000003`` or ``sum``.
+    arrays: of a client ``update``, clipped and without noise, and ``payload`` as it was read.
     """
-    make_parents(place := folder / f"round-{round:06d}", private=True)
+    round_path = folder / f"round-{round:06d}"
+    make_parents(round_path, private=True)
     saved = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
-    save_arrays(place / f"{name}.npz", saved, private=True)
+    save_arrays(round_path / f"{name}.npz", saved, private=True)
 
 
 def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
-    """Write frame.npz and frame.json; ``facts``: what frame.json says of the round besides its
-    coordinates.
-    """
+    """Write frame.npz and frame.json; ``facts``: entries of frame.json about the round."""
     wire = frame.wire
     kept = np.zeros(wire.size, dtype=bool)
     kept[wire.indices.numpy()] = True
@@ -188,7 +188,7 @@ def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
 
 
 def read_frame(folder: Path) -> tuple[Frame, Record]:
-    """The frame of a recorded round, on the CPU, bit for bit, and everything of frame.json.
+    """The frame of a recorded round, bit for bit and on the CPU, and everything of frame.json.
 
     Raises FileNotFoundError; DamagedError; ValueError for another format.
     """
@@ -250,6 +250,7 @@ def _blocks(blocks: Sequence[Block]) -> list[Record]:
 
 
 def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
+    """The frame that frame.json describes (``about``), with the arrays of frame.npz."""
     kept = torch.from_numpy(np.unpackbits(arrays["kept"], count=about["size"]).astype(bool))
     parameters = {p["name"]: p for p in about["parameters"]}
     factors = any(p["form"] == "factors" for p in parameters.values())
@@ -285,14 +286,15 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
 
 
 def _check_sizes(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError where frame.json describes other coordinates than frame.npz has: nothing
-    larger than the files is made from what they say.
+    """Raise ValueError if frame.json describes other coordinates than frame.npz has.
+
+    So a file cannot make the reader allocate more than its own size.
     """
     kept, size = arrays["kept"], about["size"]
-    counted = [math.prod(b["shape"]) for b in about["blocks"]]
-    if counted != [b["size"] for b in about["blocks"]] or sum(counted) != size:
+    block_sizes = [math.prod(b["shape"]) for b in about["blocks"]]
+    if block_sizes != [b["size"] for b in about["blocks"]] or sum(block_sizes) != size:
         raise ValueError("its blocks do not have the sizes that frame.json says")
-    if kept.dtype != np.uint8 or kept.shape != (-(-size // 8),):
+    if kept.dtype != np.uint8 or kept.shape != (math.ceil(size / 8),):
         raise ValueError(f"expected a bit for each of {size} coordinates, got {kept.shape} bytes")
 
 
@@ -306,14 +308,15 @@ def _keep(kept: Tensor) -> Keep:
 
 
 WEIGHTS, FACTS = "model.safetensors", "config.json"
+"""The files of a model, and of the facts about it."""
 DIGEST = "model_sha256"
+"""Entry of config.json: the SHA-256 of model.safetensors."""
 
 
 def write_model(
     folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, about: str = FACTS
 ) -> None:
-    """Write tensors by name, then the facts and the digest of the tensors' file, each atomically
-    and durably.
+    """Write model.safetensors, then the facts with its digest; each atomically and durably.
 
     Tied parameters are written under each of their names. ``about``: name of the file of facts.
     """
@@ -327,8 +330,9 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], Record]:
-    """What ``write_model`` wrote: tensors on the CPU, and facts. Raises FileNotFoundError;
-    DamagedError.
+    """What ``write_model`` wrote: tensors on the CPU, and facts.
+
+    Raises FileNotFoundError; DamagedError.
     """
     from safetensors.torch import load
 
@@ -341,7 +345,7 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], Record]:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, each whole and in memory of its own, as the format wants it."""
+    """Tensors on the CPU, contiguous, none a view or shared: safetensors refuses others."""
     seen: set[int] = set()
     tensors_apart = {}
     for name, tensor in tensors.items():

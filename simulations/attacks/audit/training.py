@@ -29,8 +29,8 @@ from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.progress import count_bar
+from fedlsg.simulations.server.divergence import refuse_diverged
 from fedlsg.simulations.server.ready import ready_plan
-from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.rule_checker import refuse_shuffled
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads.base.split import Inputs, Split, Stored

@@ -24,8 +24,8 @@ from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.progress import Tick
+from fedlsg.simulations.server.divergence import refuse_diverged
 from fedlsg.simulations.server.evaluate import evaluate, scores_of
-from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.workloads import to_device
 from fedlsg.simulations.workloads.base import LoadedWorkload
 from fedlsg.simulations.workloads.base.split import Split

@@ -1,3 +1,1 @@
-"""A client on a machine of its own: its terms, its folder, its data. A simulated client needs none
-of this.
-"""
+"""A deployed client, on a machine of its own: its terms, its folder and its data."""

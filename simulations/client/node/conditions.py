@@ -1,5 +1,4 @@
-"""A deployed client compares the settings that the server announces with its own terms, before
-anything is spent.
+"""The checks of a deployed client: announced settings against its own terms, before any charge.
 
 Each refusal names the setting, the run's value, and what the node config allows.
 """
@@ -30,29 +29,56 @@ from fedlsg.simulations.workloads.features.encoders import PATCHES, SCATTERING
 from fedlsg.user_code.library import own_code
 
 ENCODERS = (PATCHES, SCATTERING, *NAMES)
-"""Features that a deployed client makes; of any other name, a folder of this client might be
-meant.
-"""
+"""Features that a deployed client makes. Any other name could be that of a folder of the client."""
 
 
 def usable(settings: Settings, terms: NodeConfig) -> Settings:
-    """The run's settings as this client uses them. Nothing is loaded yet.
+    """The run's settings as this client uses them: with its own budget, columns, files and level.
 
-    Raises TermsError for settings that no data could make acceptable, SettingsError for an unknown
-    method.
+    No data are loaded yet. Raises TermsError for settings that violate the client's terms,
+    SettingsError for an unknown method.
     """
     if settings.reproducible:
         raise RefusedRunError(
             "reproducible=true: a deployed client never draws its noise from a known seed"
         )
-    usual = DP.name  # of what fedlsg chooses where nobody names a method
+    _check_method(settings)
+    _check_trust(settings, terms)
+    settings = _with_own_budget(settings, terms)
+    _check_privacy(settings, terms)
+    if settings.public_rows is not None:
+        raise TermsError(
+            "public_rows replaces the training rows of a simulation: this client trains on its own"
+        )
+    own = own_path(terms, settings.workload) is not None
+    if own:
+        for name in ("train_rows", "holdout"):
+            if getattr(settings, name) is not None:
+                raise TermsError(
+                    f"{name} chooses among training rows, and this client has data of its own"
+                )
+        settings = with_own_columns(settings, terms)
+    _refuse_paths(settings)
+    settings = _own_weights(settings, terms)
+    # the server's level is in its announcements, and its folders are not this client's
+    settings = replace(settings, isolation=terms.isolation, data_dir=None, data_root=None)
+    return _with_clients(settings, terms, own=own)
+
+
+def _check_method(settings: Settings) -> None:
+    """Raise SettingsError for an unknown method, TermsError for one without privacy."""
+    default = DP.name  # the mechanism of all methods that fedlsg may choose
     if settings.method != AUTO:
         try:
             strategies.check_name(settings.method)
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        usual = strategies.default_mechanism(settings.method)
-    check_mechanism(settings.parameters.get("mechanism", usual), settings.method)
+        default = strategies.default_mechanism(settings.method)
+    check_mechanism(settings.parameters.get("mechanism", default), settings.method)
+
+
+def _check_trust(settings: Settings, terms: NodeConfig) -> None:
+    """Raise TermsError if the client's payload would be less protected than its terms require."""
     if settings.trust == "server":
         raise RefusedRunError(
             "trust=server: the server would get this client's update without noise; a deployed "
@@ -76,36 +102,16 @@ def usable(settings: Settings, terms: NodeConfig) -> Settings:
             f"it accepts trust={terms.trust} (set trust={settings.trust!r} in its node "
             f"config{assumed})"
         )
-    settings = _with_own_budget(settings, terms)
-    _check_privacy(settings, terms)
-    if settings.public_rows is not None:
-        raise TermsError(
-            "public_rows replaces the training rows of a simulation: this client trains on its own"
-        )
-    own = own_path(terms, settings.workload) is not None
-    if own:
-        for name in ("train_rows", "holdout"):
-            if getattr(settings, name) is not None:
-                raise TermsError(
-                    f"{name} chooses among training rows, and this client has data of its own"
-                )
-        settings = with_own_columns(settings, terms)
-    _refuse_paths(settings)
-    settings = _own_weights(settings, terms)
-    # the server's word is in its announcements
-    settings = replace(settings, isolation=terms.isolation)
-    # the server's folders are not this client's
-    settings = replace(settings, data_dir=None, data_root=None)
-    return _with_clients(settings, terms, own=own)
 
 
 def _with_own_budget(s: Settings, terms: NodeConfig) -> Settings:
-    """The settings with what this client may spend in the run as its epsilon and delta: by its
-    node config, or by the run's word for this client.
+    """The settings with this client's epsilon and delta for the run.
+
+    They are those of its node config, or of the run's settings for this client.
     """
     epsilon, delta = budget_of(s, terms.partition)
-    for name, own in (("epsilon", terms.epsilon), ("delta", terms.delta)):
-        if own is not None and s.trust != "client":
+    for name in ("epsilon", "delta"):
+        if getattr(terms, name) is not None and s.trust != "client":
             raise TermsError(
                 f"trust={s.trust}: the clients share their noise, so this client cannot have its "
                 f"own {name}: leave {name} out of its node config"
@@ -120,9 +126,7 @@ def _with_own_budget(s: Settings, terms: NodeConfig) -> Settings:
 
 
 def _refuse_paths(s: Settings) -> None:
-    """Raise TermsError for a path that the server chose: the reply would reveal which files exist
-    here.
-    """
+    """Raise TermsError for a path of the server: the reply would reveal which files exist here."""
     if s.model is not None and s.model.startswith(("/", "~", ".", "\\")):
         raise TermsError(
             f"model={s.model!r} is a path: a deployed client takes models by name alone"
@@ -137,10 +141,9 @@ def _refuse_paths(s: Settings) -> None:
 def _own_weights(s: Settings, terms: NodeConfig) -> Settings:
     """The settings with this client's own copy of the weights that training starts from.
 
-    No file that the server names is opened, nor a folder here that has the name of a hub
-    repository. A copy must have the digest that the run announces: with other weights in layers
-    that are never sent, a client would train another model. Raises TermsError, whose text names no
-    file of this client.
+    No file that the server names is opened, nor a local folder with the name of a hub repository. A
+    copy must have the digest that the run announces: layers that are never sent must have equal
+    weights everywhere. Raises TermsError, whose text names no file of this client.
     """
     if s.pretrained in (None, RANDOM):
         return s
@@ -195,33 +198,30 @@ def check_base(base: Base, terms: NodeConfig) -> None:
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most"
         )
     number, clients = size, base.settings.clients
-    of, one = ("training rows", "a row") if base.person is None else ("persons", "one of them")
-    words = f"1/N_k = {1 / size:.3g}, with N_k={size} {of} here: such a delta allows {one}"
+    units, unit = ("training rows", "a row") if base.person is None else ("persons", "one of them")
+    bound = f"1/N_k = {1 / size:.3g}, with N_k={size} {units} here: such a delta allows {unit}"
     if base.unit.whole:
         number = clients
-        words = (
+        bound = (
             f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one "
             "client"
         )
     of_run = "the run's delta" if terms.delta is None else "delta"
     for name, delta in (("delta-max", terms.delta_max), (of_run, base.settings.delta)):
         if delta >= 1 / number:
-            raise TermsError(f"{name}={delta:g} is not below {words} to be published")
+            raise TermsError(f"{name}={delta:g} is not below {bound} to be published")
 
 
 def agreed_level(base: Base, announced: str | None, terms: NodeConfig) -> Base:
-    """The base of a client at the announced level of isolation, where it is no weaker than that of
-    the rule here.
+    """The base at the announced level of isolation, unless that is weaker than the rule here.
 
-    None: nothing is announced yet. A level of the node config stays, and ``check_level`` compares
-    it.
+    announced: None before the first announcement. A level of the node config is kept; it is
+    compared in ``check_level``.
     """
     free = terms.isolation == "auto" and base.local.isolation != "rows"
-    return (
-        at_level(base, cast(Isolation, announced))
-        if free and announced in ("isolated", "rows")
-        else base
-    )
+    if free and announced in ("isolated", "rows"):
+        return at_level(base, cast(Isolation, announced))
+    return base
 
 
 def check_level(base: Base, announced: str) -> None:
@@ -237,18 +237,17 @@ def check_level(base: Base, announced: str) -> None:
 
 
 def check_features(base: Base, announced: str) -> None:
-    """Raise TermsError unless the server's features are made with the filters, the axes and the
-    normalisation of this client's.
-    """
+    """Raise TermsError unless filters, axes and normalisation of features equal the server's."""
     if announced != base.workload.features_digest:
         raise TermsError(
-            f"features={base.settings.features}: what they are made with differs here from the "
-            "server's, as other versions of torch or of its linear algebra make it: install the "
+            f"features={base.settings.features}: filters, axes or normalisation here differ from "
+            "the server's, because torch or its linear algebra has another version: install the "
             "server's, or copy the entries patches-* and features-* of its cache folder"
         )
 
 
 def _check_privacy(s: Settings, terms: NodeConfig) -> None:
+    """Raise TermsError if the run may spend more than the client's budget."""
     if s.delta is not None and s.delta > terms.delta_max:
         raise RefusedRunError(
             f"the run's delta={s.delta:g} is weaker than this client's "
@@ -264,10 +263,11 @@ def _check_privacy(s: Settings, terms: NodeConfig) -> None:
 
 
 def _with_clients(s: Settings, terms: NodeConfig, *, own: bool) -> Settings:
-    """The settings with a number of clients.
+    """The settings with a number of clients, K.
 
-    A client with its own data needs it only if its share of the noise, or its replica, depends on
-    it.
+    A client with its own data (``own``) needs the true K only if its share of the noise, or its
+    replica, depends on it. Otherwise, and without a K in settings or terms, the least possible one
+    is taken.
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)

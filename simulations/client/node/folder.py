@@ -1,5 +1,4 @@
-"""The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a
-record of its data.
+"""A deployed client's folder (ledger-dir): its one ledger, its secret and a record of its data.
 
 ledger.jsonl   the privacy ledger, never restarted: it continues over runs and servers
 secret.key     32 random bytes that never leave this folder
@@ -34,9 +33,11 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.protocol.proofs import News
 
 SECRET_BYTES = 32
+"""Size of secret.key."""
 ENTRY_BYTES = 1024
-"""Of a line of a ledger, at most."""
+"""Size of a line of a ledger, at most."""
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
+"""Names of runs that are safe as names of folders."""
 DATA_FIELDS = {
     "client": int,
     "form": str,
@@ -45,6 +46,7 @@ DATA_FIELDS = {
     "entries": int,
     "head": str,
 }
+"""Types of the entries of data.json; the last two are the length and end of the ledger."""
 
 Digest = Callable[[bytes], str]
 """A digest of the training rows under a key."""
@@ -52,7 +54,11 @@ Digest = Callable[[bytes], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the entries of a ledger may spend together; with ``run``, the entries of that run."""
+    """A limit on what the entries of a ledger spend together.
+
+    epsilon, delta: the limit.
+    run: only entries of this run count; None for all runs.
+    """
 
     epsilon: float
     delta: float
@@ -61,17 +67,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The folder of a client's terms. Every method raises TermsError or LedgerError, naming the
-    file.
-    """
+    """The folder of a client's terms. Every method may raise TermsError or LedgerError."""
 
     terms: NodeConfig
 
     @classmethod
     def open(cls, terms: NodeConfig) -> "NodeFolder":
-        """Make the folder if there is none, and check that its ledger is this client's, undamaged
-        and writable.
-        """
+        """Make the folder if needed, and check its ledger: this client's, undamaged, writable."""
         folder = cls(terms)
         _make_private(terms.ledger_dir)
         try:
@@ -86,13 +88,12 @@ class NodeFolder:
 
     @property
     def path(self) -> Path:
+        """The file of the ledger."""
         return self.terms.ledger_dir / "ledger.jsonl"
 
     @property
     def ledger(self) -> Ledger:
-        """The one ledger. Raises TermsError if it is another partition-id's, LedgerError for
-        damage.
-        """
+        """The one ledger. Raises TermsError if it has another owner, LedgerError for damage."""
         owner = load(self.path, None)[0]
         if owner not in (-1, self.terms.partition):
             raise TermsError(
@@ -119,27 +120,26 @@ class NodeFolder:
             return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
 
     def admit(self, form: str, num_examples: int, digest: Digest) -> None:
-        """Check that the training rows are those of this ledger; the rows of the first charge are
-        recorded.
+        """Check that the training rows are those of this ledger; record them before a charge.
 
-        ``form``: a public digest of how the rows are read. It is compared first; if it differs,
-        nothing else is: a reply about the rows must not depend on how a server wants them to be
-        read.
-        Raises TermsError for other rows, unless the terms accept them: the ledger then continues at
-        the spent epsilon.
+        ``form``: a public digest of how the rows are read. It is compared first. If it differs, the
+        rows are not compared: a reply about them must not depend on how a server wants to read
+        them. Raises TermsError for other rows, unless the terms accept them: the ledger then
+        continues at the spent epsilon.
         """
         with self._locked():
             begun = bool(self._checked_ledger().entries)
             accept = self.terms.accept_changed_data
             record = self._record(required=begun and not accept)
-            key = self._secret(required=(begun or record is not None) and not accept)
-            if begun and record is not None and not accept and record["form"] != form:
+            must_match = begun and not accept
+            key = self._secret(required=must_match or (record is not None and not accept))
+            if must_match and record is not None and record["form"] != form:
                 raise TermsError(_other_form(self.terms.ledger_dir))
-            found = {"form": form, "num_examples": num_examples, "digest": digest(key)}
-            if begun and record is not None and not accept:
-                _compare(record, found, self.terms.ledger_dir)
-            elif record is None or any(record[name] != value for name, value in found.items()):
-                self._save_record(found)
+            rows = {"form": form, "num_examples": num_examples, "digest": digest(key)}
+            if must_match and record is not None:
+                _check_rows(record, rows, self.terms.ledger_dir)
+            elif record is None or any(record[name] != value for name, value in rows.items()):
+                self._save_record(rows)
 
     def admitted(self) -> str:
         """The digest of the rows that were admitted last, in their order. It is SECRET."""
@@ -148,13 +148,11 @@ class NodeFolder:
         return str(record["digest"])
 
     def charge(self, entry: Entry, budgets: tuple[Budget, ...]) -> None:
-        """Charge an entry if every budget allows it: check and charge under one lock, so nothing is
-        spent twice.
+        """Charge an entry for admitted rows, if every budget allows it.
 
-        Only rows that were admitted can be charged for.
-        Raises TermsError for less noise than the terms allow, OverBudgetError, naming the budget,
-        and LedgerError for a ledger that no server would take with one more entry; nothing is
-        charged then.
+        Check and charge are under one lock, so that nothing is spent twice. Nothing is charged if
+        it raises: TermsError for less noise than the terms allow, OverBudgetError for a budget that
+        would be passed, LedgerError for a ledger that would become too long for any server.
         """
         with self._locked():
             ledger = self._checked_ledger()
@@ -163,19 +161,19 @@ class NodeFolder:
                     f"{self.path} is full: with one more entry it would pass {LARGEST_BYTES:,} "
                     "bytes, and no server accepts it; nothing was charged for this round"
                 )
-            self._record(required=True)
+            self._record(required=True)  # raises TermsError
             least = Limits(budgets=(), least_noise_multiplier=self.terms.noise_multiplier_min)
             if (refused := least.refusal(entry, ledger.would_exceed)) is not None:
                 raise TermsError(refused)
             for budget in budgets:
                 if ledger.would_exceed(entry, budget.epsilon, budget.delta, run=budget.run):
-                    raise OverBudgetError(_over(entry, budget))
+                    raise OverBudgetError(_over_budget(entry, budget))
             ledger.charge(entry)
             self._save_record({})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process reads or writes the folder meanwhile (POSIX)."""
+        """Keep other processes from reading or writing the folder in the block (POSIX)."""
         try:
             with locked(self.terms.ledger_dir):
                 yield
@@ -183,10 +181,12 @@ class NodeFolder:
             raise TermsError(str(error)) from None
 
     def _checked_ledger(self) -> Ledger:
-        """The ledger, if it still begins with all charged entries: its chain cannot show that last
-        lines are lost.
+        """The ledger, if it still begins with all charged entries.
+
+        data.json has its length and end: its chain cannot show that last lines are lost.
         """
-        ledger, record = self.ledger, self._record(required=False)
+        ledger = self.ledger
+        record = self._record(required=False)
         if record is None:
             return ledger
         heads = (GENESIS, *load(self.path, self.terms.partition)[1].heads[1:])
@@ -199,6 +199,7 @@ class NodeFolder:
         return ledger
 
     def _record(self, *, required: bool) -> dict[str, Any] | None:
+        """The content of data.json; None if it does not exist and is not ``required``."""
         path = self.terms.ledger_dir / "data.json"
         try:
             record = bounded.read_json(path)
@@ -221,6 +222,7 @@ class NodeFolder:
         return record
 
     def _save_record(self, changes: dict[str, Any]) -> None:
+        """Write data.json, with changes and the present end of the ledger."""
         record = self._record(required=False) or {}
         entries, head = self.ledger.snapshot()
         record |= {
@@ -232,7 +234,7 @@ class NodeFolder:
         _write(self.terms.ledger_dir / "data.json", (json.dumps(record, indent=1) + "\n").encode())
 
     def _secret(self, *, required: bool) -> bytes:
-        """The key of this client's hash. Made once."""
+        """The key of this client's digest of rows; made if it is missing and not ``required``."""
         path = self.terms.ledger_dir / "secret.key"
         try:
             key = path.read_bytes()
@@ -251,8 +253,9 @@ class NodeFolder:
 
 
 def _make_private(folder: Path) -> None:
-    """A folder that only its owner can read. Raises TermsError if it cannot be made, or is open to
-    others.
+    """Make a folder that only its owner can read.
+
+    Raises TermsError if it cannot be made, or exists and is open to others.
     """
     try:
         if not folder.exists():
@@ -279,18 +282,19 @@ def _write(path: Path, content: bytes) -> None:
         raise TermsError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> None:
-    changed = None
-    if record["num_examples"] != found["num_examples"]:
-        changed = f"another number of training rows than the {record['num_examples']} that"
-    elif record["digest"] != found["digest"]:
-        changed = "other training rows than those that"
-    if changed is not None:
-        raise TermsError(
-            f"this client has {changed} the ledger in {folder} is for: restore them, take another "
-            "ledger-dir for other people's data, or set accept-changed-data=true to continue at "
-            "the spent epsilon"
-        )
+def _check_rows(record: dict[str, Any], rows: dict[str, Any], folder: Path) -> None:
+    """Raise TermsError if the rows are not those of the record."""
+    if record["num_examples"] != rows["num_examples"]:
+        change = f"another number of training rows than the {record['num_examples']} that"
+    elif record["digest"] != rows["digest"]:
+        change = "other training rows than those that"
+    else:
+        return
+    raise TermsError(
+        f"this client has {change} the ledger in {folder} is for: restore them, take another "
+        "ledger-dir for other people's data, or set accept-changed-data=true to continue at "
+        "the spent epsilon"
+    )
 
 
 def _other_form(folder: Path) -> str:
@@ -308,7 +312,7 @@ def _missing(path: Path) -> str:
     )
 
 
-def _over(entry: Entry, budget: Budget) -> str:
+def _over_budget(entry: Entry, budget: Budget) -> str:
     if budget.run is None:
         return (
             f"round {entry.round} would pass epsilon-max={budget.epsilon:g} at "

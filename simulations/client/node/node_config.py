@@ -1,5 +1,4 @@
-"""The node config of a deployed client: its number, its ledger, its budget over all runs, its data
-and their form.
+"""The node config of a deployed client: its number, ledger, budget over all runs, and data.
 
     flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=3.0
                                     delta-max=1e-6 data='glue-sst2:/srv/rows.parquet'"
@@ -51,8 +50,9 @@ KEYS = (
     "noise-multiplier-min",
     "replies-without-noise",
 )
+"""Keys of the node config that are fedlsg's."""
 TRUST = ("client", "secure", "aggregate")
-"""What a client may accept, from the strongest to the weakest."""
+"""Trust modes that a client may accept, from the strongest to the weakest."""
 
 Config = Mapping[str, object]
 
@@ -65,22 +65,22 @@ class NodeConfig:
     num_partitions: None if only the server knows it.
     ledger_dir: the folder of its one ledger.
     epsilon_max, delta_max: the budget of its data, over all runs.
-    epsilon, delta: what one run may spend of it, to which this client's noise is calibrated; None
-        takes the run's.
+    epsilon, delta: the budget of one run, to which this client's noise is calibrated; None takes
+        the run's.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's
         workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run
         announces.
-    unit: what the budget protects: one example, this client with all of its data, or a person, by
-        the column of its rows that says whose they are; a ledger is of one unit.
-    trust: the weakest that it accepts.
+    unit: what the budget protects: one example, this client with all of its data, or a person,
+        named by a column of its rows; a ledger is for one unit.
+    trust: the weakest mode that it accepts.
     colluders: the fewest colluding clients that a secure sum must tolerate; one at least, because
         every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
-    isolation: the one level at which this client runs the code of the model; "auto" takes what is
-        announced, unless it is weaker than what the rule says here.
-    noise_multiplier_min: the least of a round that it trains in.
+    isolation: the level at which this client runs the code of the model; "auto" takes the announced
+        level, unless it is weaker than the rule here.
+    noise_multiplier_min: the smallest noise multiplier of a round that it trains in.
     """
 
     partition: int
@@ -104,8 +104,9 @@ class NodeConfig:
 
 
 def read_terms(config: Config) -> NodeConfig:
-    """The terms of a node config. Raises TermsError, naming the key, for a missing, misspelt or
-    invalid value.
+    """The terms of a node config.
+
+    Raises TermsError, naming the key, for a missing, misspelt or invalid value.
     """
     refuse_misspelt(config)
     partitions = (
@@ -116,29 +117,22 @@ def read_terms(config: Config) -> NodeConfig:
         raise TermsError(
             f"node config: expected partition-id={partition} < num-partitions={partitions}"
         )
-    trust = config.get("trust", "client")
-    if trust not in TRUST:
-        raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
     unit = config.get("unit", EXAMPLE.name)
     try:
         unit_named(unit)
     except ValueError as error:
         raise TermsError(f"node config: {error}") from None
-    isolation = config.get("isolation", "auto")
-    if isolation not in get_args(Wanted):
-        raise TermsError(
-            f"node config: expected isolation={isolation!r} among {', '.join(get_args(Wanted))}"
-        )
     accept = config.get("accept-changed-data", False)
     if not isinstance(accept, bool):
         raise TermsError(
             f"node config: expected accept-changed-data={accept!r} to be true or false"
         )
-    most = number_of(config, "epsilon-max", below=math.inf)
-    own = number_of(config, "epsilon", below=MOST_EPSILON) if "epsilon" in config else None
-    if own is not None and not LEAST_EPSILON <= own <= most:
+    epsilon_max = number_of(config, "epsilon-max", below=math.inf)
+    epsilon = number_of(config, "epsilon", below=MOST_EPSILON) if "epsilon" in config else None
+    if epsilon is not None and not LEAST_EPSILON <= epsilon <= epsilon_max:
         raise TermsError(
-            f"node config: expected {LEAST_EPSILON:g} <= epsilon={own:g} <= epsilon-max={most:g}"
+            f"node config: expected {LEAST_EPSILON:g} <= epsilon={epsilon:g} <= "
+            f"epsilon-max={epsilon_max:g}"
         )
     delta_max = number_of(config, "delta-max", below=1.0)
     delta = number_of(config, "delta", below=1.0) if "delta" in config else None
@@ -146,37 +140,45 @@ def read_terms(config: Config) -> NodeConfig:
         raise TermsError(
             f"node config: expected {LEAST_DELTA:g} <= delta={delta:g} <= delta-max={delta_max:g}"
         )
+    pretrained = _optional_text(config, "pretrained")
     return NodeConfig(
         partition=partition,
         num_partitions=partitions,
         ledger_dir=absolute(_text(config, "ledger-dir"), "ledger-dir"),
-        epsilon_max=most,
+        epsilon_max=epsilon_max,
         delta_max=delta_max,
-        epsilon=own,
+        epsilon=epsilon,
         delta=delta,
-        data=_text(config, "data") if "data" in config else None,
-        input_columns=_text(config, "input-columns") if "input-columns" in config else None,
-        label_column=_text(config, "label-column") if "label-column" in config else None,
+        data=_optional_text(config, "data"),
+        input_columns=_optional_text(config, "input-columns"),
+        label_column=_optional_text(config, "label-column"),
         classes=_integer(config, "classes", least=2) if "classes" in config else None,
-        pretrained=absolute(_text(config, "pretrained"), "pretrained")
-        if "pretrained" in config
-        else None,
+        pretrained=None if pretrained is None else absolute(pretrained, "pretrained"),
         unit=str(unit),
-        trust=str(trust),
+        trust=_choice(config, "trust", TRUST),
         colluders=_colluders(config),
         accept_changed_data=accept,
-        isolation=cast(Wanted, isolation),
+        isolation=cast(Wanted, _choice(config, "isolation", get_args(Wanted))),
         noise_multiplier_min=least_noise(config),
     )
 
 
+def _choice(config: Config, key: str, choices: tuple[str, ...]) -> str:
+    """One of some texts; the first of them without the key."""
+    value = config.get(key, choices[0])
+    if value not in choices:
+        raise TermsError(f"node config: expected {key}={value!r} among {', '.join(choices)}")
+    return str(value)
+
+
 def least_noise(config: Config) -> float:
-    """noise-multiplier-min, 0 without it. Raises TermsError for what is not a number above 0."""
+    """noise-multiplier-min, or 0 without it. Raises TermsError unless it is a number above 0."""
     key = "noise-multiplier-min"
     return number_of(config, key, below=math.inf) if key in config else 0.0
 
 
 def _colluders(config: Config) -> int:
+    """The number of colluders, 1 without the key."""
     if "colluders" not in config:
         return 1
     if config["colluders"] == 0 and type(config["colluders"]) is int:
@@ -188,9 +190,7 @@ def _colluders(config: Config) -> int:
 
 
 def refuse_misspelt(config: Config) -> None:
-    """Raise TermsError for a key that is nearly one of ours. Keys that are not near are Flower's
-    own, or a user's.
-    """
+    """Raise TermsError for a key that is nearly one of ours; others are Flower's, or a user's."""
     for key in config:
         near = get_close_matches(key.lower().replace("_", "-"), KEYS, n=1)
         if key not in KEYS and near:
@@ -198,6 +198,7 @@ def refuse_misspelt(config: Config) -> None:
 
 
 def _require(config: Config, key: str) -> object:
+    """The value of a key. Raises TermsError, with its meaning, if it is missing."""
     if key not in config:
         why = {
             "ledger-dir": ", the folder of its privacy ledger: without one of its own a deployed "
@@ -220,9 +221,14 @@ def _text(config: Config, key: str) -> str:
     return value
 
 
+def _optional_text(config: Config, key: str) -> str | None:
+    return _text(config, key) if key in config else None
+
+
 def absolute(text: str, key: str) -> Path:
-    """An absolute path. Raises TermsError for another one: Flower starts a client in any working
-    directory.
+    """An absolute path; Flower starts a client in any working directory.
+
+    Raises TermsError for a relative path.
     """
     try:
         path = Path(text).expanduser()
@@ -262,13 +268,16 @@ FORM = (
     "image_background",
     "image_frame",
 )
+"""Settings that determine how rows are read, for every workload."""
 
 Read = Callable[[LoadedWorkload], Split]
+"""Reads a client's rows, given the public part of the run's workload."""
 
 
 def own_path(terms: NodeConfig, workload: str) -> Path | None:
-    """Path of the client's own rows, None if it takes a partition. TermsError for rows of another
-    workload.
+    """The path of the client's own rows; None if it takes a partition.
+
+    Raises TermsError for rows of another workload.
     """
     if terms.data is None:
         return None
@@ -287,8 +296,9 @@ def own_path(terms: NodeConfig, workload: str) -> Path | None:
 
 
 def with_own_columns(settings: Settings, terms: NodeConfig) -> Settings:
-    """The settings with the node config's columns, if a run could choose them. TermsError for other
-    columns.
+    """The settings with the node config's columns, for a workload whose columns are settings.
+
+    Raises TermsError if the run names other columns.
     """
     if settings.workload not in FREE:
         return settings
@@ -305,25 +315,24 @@ def with_own_columns(settings: Settings, terms: NodeConfig) -> Settings:
 
 
 def form_of(settings: Settings, workload: LoadedWorkload) -> str:
-    """Digest of the settings that say how rows are read; for texts also of the model that they are
-    prepared for.
+    """The digest of all settings that determine how rows are read.
+
+    For texts, these include the model that they are prepared for.
     """
-    names = [
-        *FORM,
-        *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ()),
-    ]
+    names = [*FORM]
+    if workload.train.lengths is not None:
+        names += ["model", "pretrained", "max_length"]
     if workload.features is not None:
         names += ["features", "feature_norm", "feature_axes", *OF_PATCHES, "max_length"]
-    known = [workload.num_classes, *(getattr(settings, name) for name in names)]
-    return hashlib.sha256(repr(known).encode()).hexdigest()
+    values = [workload.num_classes, *(getattr(settings, name) for name in names)]
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def reader(terms: NodeConfig, settings: Settings) -> Read:
     """A function that reads the client's rows, given the public part of the run's workload.
 
-    ``settings``: of the run, with the number of clients. The function raises OwnDataError, whose
-    text is always the
-    same: a loader's own text may quote a row. The client's log has that text.
+    It raises OwnDataError, whose text is constant: a loader's own text may quote a row. The
+    client's log has that text. ``settings``: of the run, with the number of clients.
     """
     path = own_path(terms, settings.workload)
 
@@ -335,11 +344,8 @@ def reader(terms: NodeConfig, settings: Settings) -> Read:
             )
         try:
             rows = _partition(terms, settings) if path is None else _rows(path, terms, workload)
-            classes = workload.num_classes
-            if (
-                classes is not None
-                and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes
-            ):
+            classes, labels = workload.num_classes, rows.labels
+            if classes is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
                 raise ValueError(f"expected labels in 0..{classes - 1}")
             if unit_named(settings.unit).persons:  # whose each row is, no error may say
                 persons_of(replace(workload, columns=rows.columns), settings.unit)
@@ -352,6 +358,7 @@ def reader(terms: NodeConfig, settings: Settings) -> Read:
 
 
 def _rows(path: Path, terms: NodeConfig, workload: LoadedWorkload) -> Split:
+    """The client's own rows at ``path``."""
     if workload.read is None:
         raise ValueError(f"workload {workload.name} reads no rows of a client's own")
     return workload.read(path, terms.ledger_dir / "cache")

@@ -1,9 +1,9 @@
-"""Replies that are not private updates: to @app.evaluate, @app.query and other handlers of an app.
+"""Replies that are not private updates: of @app.evaluate, @app.query and other handlers of an app.
 
-What such a handler returns is made of private data without noise, so no epsilon covers it. It stays
-on the node, unless the owner lets it leave by the kind of message. Each reply that leaves is then
-an entry, of mechanism "none", in a ledger of its own next to the client's: that of private updates
-keeps its epsilon, and the number of the others is shown next to it.
+Such a reply is computed from private data without noise, so no epsilon covers it. It stays on the
+node, unless the owner allows replies to this kind of message. Each reply that leaves is an entry,
+of mechanism "none", in a second ledger next to the client's. The ledger of private updates keeps
+its epsilon, and the number of the other replies is shown next to it.
 """
 
 import math
@@ -20,27 +20,28 @@ from fedlsg.simulations.client.node.refusals import TermsError
 NODE_KEY = "replies-without-noise"
 """The key of the node config."""
 WITHOUT_NOISE = "replies_without_noise"
-"""The number of such replies, next to an epsilon; and the argument that allows them."""
-ALLOWED = (MessageType.EVALUATE, MessageType.QUERY)
+"""The name of the number of such replies, and of the argument that allows them."""
+KINDS = (MessageType.EVALUATE, MessageType.QUERY)
+"""The kinds of messages whose replies may be allowed."""
 
 App = Callable[[Message, Context], Message]
 
 
-def kinds_of(given: object) -> tuple[str, ...]:
+def kinds_of(text: object) -> tuple[str, ...]:
     """The kinds of messages that a text names, "evaluate", "query" or both. Raises ValueError."""
-    kinds = given.replace(",", " ").split() if isinstance(given, str) else None
-    if kinds is None or not set(kinds) <= set(ALLOWED):
+    kinds = text.replace(",", " ").split() if isinstance(text, str) else None
+    if kinds is None or not set(kinds) <= set(KINDS):
         raise ValueError(
-            f"expected {WITHOUT_NOISE}={given!r} as 'evaluate', 'query' or 'evaluate query': what "
+            f"expected {WITHOUT_NOISE}={text!r} as 'evaluate', 'query' or 'evaluate query': what "
             "replies may leave without noise; leave it out for none"
         )
     return tuple(kinds)
 
 
 def allowed_on(node_config: Mapping[str, object], of_app: tuple[str, ...]) -> tuple[str, ...]:
-    """The kinds that the node's owner allows; where the node config says none, those of the app.
+    """The kinds that the node's owner allows, or those of the app if the node config names none.
 
-    Raises TermsError for a key that names others.
+    Raises TermsError for unknown kinds.
     """
     if NODE_KEY not in node_config:
         return of_app
@@ -64,8 +65,10 @@ def other_reply(
 ) -> Message:
     """The app's reply to a message that asks for no private update, if the owner allows it.
 
-    book: opens the ledger in which it is counted, before the app sees the message; None counts
-    none. Raises TermsError where it is not allowed; the app does not run then.
+    of_app: the kinds that the app allows.
+    book: opens the ledger that counts it, before the app sees the message; None does not count.
+
+    Raises TermsError if the reply is not allowed; the app does not run then.
     """
     kind = message.metadata.message_type.partition(".")[0]
     if kind not in allowed_on(context.node_config, of_app):
@@ -81,9 +84,7 @@ def other_reply(
 
 
 def answer_of(app: App, message: Message, context: Context) -> Message:
-    """The app's reply. Whatever it raises gets one type here: what fedlsg raises itself leaves with
-    its text.
-    """
+    """The app's reply. Its errors become a RuntimeError, whose text may leave the node."""
     try:
         return app(message, context)
     except Exception as error:
@@ -91,10 +92,11 @@ def answer_of(app: App, message: Message, context: Context) -> Message:
 
 
 def _count(book: Ledger, message: Message, run: str) -> None:
+    """Charge one reply to the ledger of replies without noise."""
     configs = message.content.config_records.values()
-    told = next((c["server-round"] for c in configs if "server-round" in c), 0)
-    # of a server that may say anything
-    round = told if type(told) is int and 0 <= told <= MAX_STEPS else 0
+    announced = next((c["server-round"] for c in configs if "server-round" in c), 0)
+    # the server may send any value
+    round = announced if type(announced) is int and 0 <= announced <= MAX_STEPS else 0
     book.charge(
         Entry(
             client=book.client,

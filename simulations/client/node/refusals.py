@@ -1,4 +1,4 @@
-"""Why a client does not train.
+"""The errors with which a client refuses to train.
 
 The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any
 other error near a client's data becomes one constant reply: its type or text may reveal data.
@@ -26,23 +26,28 @@ def log_failure() -> None:
 
 
 class RefusalError(RuntimeError):
-    """A client does not train. Its text is about settings, files and public data only; it leaves
-    with ``code``.
+    """A client refuses to train. Its text, about settings, files and public data, leaves it.
+
+    code: of the error reply.
     """
 
     code = FAILED
 
 
 class FrameDiffersError(RefusalError):
-    """This machine derives another frame than the server; it must be sent. Nothing was trained or
-    charged.
+    """This machine derives another frame than the server's, which must be sent.
+
+    Nothing was trained or charged.
     """
 
     code = FRAME_DIFFERS
 
 
 class ReplicaMissingError(RefusalError):
-    """No replica of the version that the message starts from. Nothing was trained or charged."""
+    """The client has no replica of the version that the message starts from.
+
+    Nothing was trained or charged.
+    """
 
     code = REPLICA_MISSING
 
@@ -60,11 +65,11 @@ class OverBudgetError(RefusalError):
 
 
 class SecureSumRefusedError(RefusalError):
-    """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
+    """The protocol forbids this stage of a secure sum. Nothing was trained or charged for it."""
 
 
 class ChangedModelError(RefusalError):
-    """The model or the loss is not what was checked any more. Nothing was trained or charged."""
+    """The model or the loss changed after its check. Nothing was trained or charged."""
 
 
 class SettingsError(RefusalError):
@@ -72,25 +77,22 @@ class SettingsError(RefusalError):
 
 
 class TermsError(RefusalError):
-    """The client's own terms forbid the request, or are incomplete. Nothing was trained or
-    charged.
+    """The client's own terms forbid the request, or are incomplete.
+
+    Nothing was trained or charged.
     """
 
     code = REFUSED_TERMS
 
 
 class RefusedRunError(TermsError):
-    """The run's settings are weaker than the client's terms: another run is needed, and no time
-    helps.
-    """
+    """The run's settings are weaker than the client's terms: only another run can help."""
 
     code = REFUSED_RUN
 
 
 class OwnDataError(RefusalError):
-    """The client's own data cannot be loaded or used. The text is always the same: the reason may
-    quote a row.
-    """
+    """The client's own data cannot be used. The text is constant: the reason may quote a row."""
 
     def __init__(self) -> None:
         super().__init__("refused: data; only this client's own log says why")

@@ -23,7 +23,7 @@ from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.pages.page import Table
 from fedlsg.simulations.report.pages.table import Column, make_table
 from fedlsg.simulations.report.words import human_bytes
-from fedlsg.simulations.storage.journal import Link, parse_link
+from fedlsg.simulations.storage.messages.links import Link, parse_link
 
 AXES = ("epsilon", "bytes")
 

@@ -19,7 +19,7 @@ from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.planning.trust import code_of_run
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
-from fedlsg.simulations.storage.journal import Link
+from fedlsg.simulations.storage.messages.links import Link
 from fedlsg.simulations.storage.results import Result, read_run
 
 COLUMN_SETTINGS = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})

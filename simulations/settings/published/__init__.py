@@ -1,4 +1,4 @@
-"""The papers' table rows as named presets (``Published``), a table a paper, and how to find one.
+"""The rows of papers' tables as named presets (``Published``), and functions to find them.
 
 A preset is a mapping of settings; ``with_preset`` merges it under a user's own. Importing this
 package imports no torch.
@@ -18,14 +18,14 @@ TABLES = Path(__file__).parent / "tables"
 
 @cache  # the tables come with the package
 def presets() -> tuple[Published, ...]:
-    """All presets, sorted by name, the numbers in it by size."""
+    """All presets, sorted by name, in which numbers are sorted by size."""
     rows = (preset for path in sorted(TABLES.glob("*.toml")) for preset in rows_of(path))
     return tuple(sorted(rows, key=lambda preset: by_size(preset.name)))
 
 
 @cache  # the tables come with the package
 def by_name() -> Mapping[str, Published]:
-    """Presets by name and alias. Raises ValueError where two share one."""
+    """Presets by name and alias. Raises ValueError if two share a name."""
     table: dict[str, Published] = {}
     for preset in presets():
         for name in (preset.name, *preset.aliases):
@@ -38,9 +38,7 @@ def by_name() -> Mapping[str, Published]:
 
 
 def find(name: str) -> Published:
-    """The preset of a name or alias. Raises ValueError for an unknown one, with the nearest known
-    name.
-    """
+    """The preset of a name or alias. Raises ValueError, with the nearest name, for others."""
     table = by_name()
     if name not in table:
         near = get_close_matches(name, table, n=1, cutoff=0.5)
@@ -50,20 +48,22 @@ def find(name: str) -> Published:
 
 
 def matching(words: str) -> tuple[Published, ...]:
-    """Presets that contain every word, in any case, in name, aliases, workload, model, method,
-    paper or place.
+    """Presets with every word, in any case, in their ``search_text``.
 
-    Words that are a place of a paper as a whole, such as "LSG (Ito et al. 2023), Table 2", give
-    that place's alone.
+    Words that are a place in a paper, such as "LSG (Ito et al. 2023), Table 2", give only the
+    presets of that place.
     """
-    if there := tuple(preset for preset in presets() if preset.source.lower() == words.lower()):
-        return there
-    wanted = words.lower().split()
-    return tuple(preset for preset in presets() if all(word in searched(preset) for word in wanted))
+    of_place = tuple(preset for preset in presets() if preset.source.lower() == words.lower())
+    if of_place:
+        return of_place
+    parts = words.lower().split()
+    return tuple(
+        preset for preset in presets() if all(part in search_text(preset) for part in parts)
+    )
 
 
-def searched(preset: Published) -> str:
-    """The text that ``matching`` looks into."""
+def search_text(preset: Published) -> str:
+    """Name, aliases, workload, model, method, paper and place of a preset, in lower case."""
     settings = [str(preset.settings[key]) for key in ("workload", "model", "method")]
     return " ".join((preset.name, *preset.aliases, *settings, preset.source)).lower()
 

@@ -1,9 +1,8 @@
-"""One row of a paper's table as settings: what a preset is, how it is named, what all of them
-share.
+"""Presets: rows of papers' tables as settings, with their names and what all of them share.
 
 Rows are in ``tables/*.toml``, a file for each paper: groups of rows with common settings and notes,
-and for each row the cells of its ``columns``. A cell "" says that the paper prints none. Notes are
-named by their keys.
+and for each row the cells of its ``columns``. A cell "" means that the paper prints no value. Notes
+are named by their keys.
 
 The papers train on one machine: one client that takes one step a round. With N examples, batch B
 and E epochs that is ``sample_rate`` = B / N and ``rounds`` = round(E N / B). Every setting of the
@@ -38,6 +37,7 @@ UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base", "resnet-50"})
 """Models that a preset's name leaves out: most rows have one of them."""
 
 GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")
+"""Learning rates of parameter groups."""
 
 FACTS = frozenset({"where", "accuracy", "spread", "aliases", "suffix", "notes"})
 """Columns that are not settings."""
@@ -47,10 +47,11 @@ FACTS = frozenset({"where", "accuracy", "spread", "aliases", "suffix", "notes"})
 class Published:
     """A named row.
 
+    name, aliases: under which ``--preset`` finds it.
     settings: by setting name, ready for ``fedlsg.simulations.settings.settings``; read-only.
-    paper, where: which paper, and its table or figure.
-    accuracy, spread: percent on the test split and its standard deviation, as printed; None where
-    the paper has none.
+    paper, where: the paper, and its table or figure.
+    accuracy, spread: percent on the test split and its standard deviation, as printed; None if the
+        paper has none.
     notes: what the paper leaves open or gets wrong, and our choice.
     """
 
@@ -119,10 +120,10 @@ def rows_of(path: Path) -> Iterator[Published]:
 
 
 def completed(row: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of a centralised run, from those of a row: with ``batch``, and ``epochs`` or
-    ``rounds``.
+    """Settings of a centralised run from a row, which has ``batch``, and ``epochs`` or ``rounds``.
 
-    A row overrides what all presets share. One without epsilon is a run without noise.
+    A row overrides the settings that all presets share. A row without epsilon is a run without
+    noise.
     """
     given = dict(row)
     workload, method, batch = str(given["workload"]), given["method"], int(given.pop("batch"))
@@ -152,14 +153,12 @@ def completed(row: Mapping[str, Value]) -> dict[str, Value]:
     elif method != "sgd":
         shared["mechanism"] = "none"
     merged = {**shared, **given}
-    # no paper has more than one; the code of RGP scales the classifier's gradient
+    # no paper prints more than one rate (the code of RGP scales the classifier's gradient instead)
     return {**dict.fromkeys(GROUP_RATES, merged["learning_rate"]), **merged}
 
 
 def name_of(settings: Mapping[str, Value]) -> str:
-    """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in
-    ``UNSAID_MODELS``.
-    """
+    """``method-workload[-model]-eps3.3[-r4][-p0.5]``, without a model of ``UNSAID_MODELS``."""
     parts = [str(settings["method"]), str(settings["workload"]).removeprefix("glue-")]
     if settings["model"] not in UNSAID_MODELS:
         parts.append(
@@ -176,8 +175,6 @@ def name_of(settings: Mapping[str, Value]) -> str:
 
 def model_of(settings: Mapping[str, Value]) -> str:
     """The model; ``h-cnn`` for a CNN on scattering features, as Zhu and Blaschko 2023 call it."""
-    return (
-        "h-cnn"
-        if (settings.get("features"), settings["model"]) == ("scattering", "cnn")
-        else str(settings["model"])
-    )
+    if (settings.get("features"), settings["model"]) == ("scattering", "cnn"):
+        return "h-cnn"
+    return str(settings["model"])

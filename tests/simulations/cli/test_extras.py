@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fedlsg.simulations.storage import journal
+from fedlsg.simulations.storage import tensorboard_events
 from fedlsg.simulations.workloads.images import digits
 from tests.places import REPOSITORY
 
@@ -65,7 +65,7 @@ def test_a_plain_installation_runs_and_names_the_extra_of_what_it_leaves_out(tmp
     assert found["resume here"][0] == 0
     files = {path.name for path in (tmp_path / "here").iterdir()}
     assert {"report.html", "rounds.csv", "model.safetensors"} <= files
-    assert journal.EVENTS not in files
+    assert tensorboard_events.EVENTS not in files
     for command, extra in zip(others, COMMANDS.values(), strict=True):
         status, text = found[command]
         assert status, command
@@ -78,19 +78,19 @@ def test_with_the_extras_the_same_commands_work(tmp_path):
     run = "run digits --rounds 1 --clients 2 --noise-multiplier 2 --engine local --out here"
     found = said_by([run, "report here", "partition digits --out made"], tmp_path, ())
     assert {status for status, _ in found.values()} == {0}, found
-    assert (tmp_path / "here" / journal.EVENTS).exists()
+    assert (tmp_path / "here" / tensorboard_events.EVENTS).exists()
 
 
 def test_events_begin_where_tensorboard_is_installed_later(tmp_path, monkeypatch):
     rounds = [(1, {"accuracy": 0.5}), (2, {"accuracy": 0.6})]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tensorboard", None)
-        assert journal.append_events(tmp_path, *rounds[0]) == 0
-        journal.cut_events(tmp_path, 0, rounds[:1])
+        assert tensorboard_events.append_events(tmp_path, *rounds[0]) == 0
+        tensorboard_events.cut_events(tmp_path, 0, rounds[:1])
     assert not list(tmp_path.iterdir())
-    journal.cut_events(tmp_path, 0, rounds[:1])
-    first = (tmp_path / journal.EVENTS).stat().st_size
-    assert journal.append_events(tmp_path, *rounds[1]) > first > 0
+    tensorboard_events.cut_events(tmp_path, 0, rounds[:1])
+    first = (tmp_path / tensorboard_events.EVENTS).stat().st_size
+    assert tensorboard_events.append_events(tmp_path, *rounds[1]) > first > 0
 
 
 def test_the_digits_stay_as_they_are():

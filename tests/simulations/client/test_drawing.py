@@ -32,7 +32,7 @@ def test_each_client_has_secret_draws_and_the_generators_outside_are_as_before(t
     (found, kept), (again, _) = drawn_by_two(base), drawn_by_two(base)
     assert kept
     assert all(len(set(numbers)) == 4 for numbers in zip(*found, *again, strict=True))
-    assert drawing._KEPT == []
+    assert drawing._RESTORED_OUTSIDE == []
 
 
 def test_a_client_that_goes_on_with_the_draws_of_another_is_caught(tmp_path, monkeypatch):

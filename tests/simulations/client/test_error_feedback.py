@@ -15,8 +15,8 @@ import fedlsg.strategies.protocol.expectations
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.storage import last_payload
-from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.simulations.storage import feedback_box
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.strategies.protocol.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
@@ -58,7 +58,7 @@ class Watched:
 def watch(patch: pytest.MonkeyPatch) -> Watched:
     """Listen to the values of client 0 and to its payloads as the server reads them."""
     seen = Watched(torch.zeros(4810).double(), torch.zeros(4810).double())
-    shipped = fedlsg.simulations.client.train.send
+    shipped = fedlsg.simulations.client.train.pack_and_store
 
     def listen(values, frame, base: Base, announced: Announcement, dither, box, question) -> bytes:
         payload = shipped(values, frame, base, announced, dither, box, question)
@@ -69,7 +69,7 @@ def watch(patch: pytest.MonkeyPatch) -> Watched:
             seen.payloads += 1
         return payload
 
-    patch.setattr(fedlsg.simulations.client.train, "send", listen)
+    patch.setattr(fedlsg.simulations.client.train, "pack_and_store", listen)
     return seen
 
 
@@ -107,7 +107,7 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
     """A run that dies before or after the ``nth`` file of payload and memory is in place, and is
     resumed.
     """
-    write, count = last_payload.write_atomically, [0]
+    write, count = feedback_box.write_atomically, [0]
 
     def crash(path: Path, *content: bytes, private: bool) -> None:
         count[0] += 1
@@ -116,10 +116,10 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
         if count[0] == nth:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(last_payload, "write_atomically", crash)
+    monkeypatch.setattr(feedback_box, "write_atomically", crash)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
-    monkeypatch.setattr(last_payload, "write_atomically", write)
+    monkeypatch.setattr(feedback_box, "write_atomically", write)
     return resume_local(tmp_path / "run")
 
 

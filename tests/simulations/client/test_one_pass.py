@@ -154,16 +154,16 @@ def drawn_again(patch):
 
 def no_charge(patch):
     """A pass that does not use up the charge: a second draw would go unnoticed."""
-    patch.setattr(pile_pass, "_drawn", lambda *given: _without_charge(*given))
+    patch.setattr(pile_pass, "_draw", lambda *given: _without_charge(*given))
 
 
 def _without_charge(here, settings, task):
-    found = _honest_drawn(here, settings, task)
+    found = _honest_draw(here, settings, task)
     task.state.config_records["account"]["charged"] = False
     return found
 
 
-_honest_drawn = pile_pass._drawn
+_honest_drawn = pile_pass._draw
 
 
 @pytest.mark.parametrize("plant", [other_clients_sum, noise_reused, drawn_again])

@@ -12,7 +12,7 @@ from fedlsg.gradients import trainable
 from fedlsg.simulations.client import train
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
-from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 PERSONAL: dict[str, Any] = {

@@ -55,7 +55,7 @@ def test_what_messages_share_is_in_a_pile_once():
 def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
     tasks = [Task(SimpleNamespace(), work=w) for w in work]
     pace = Pace()
-    pace.took(100.0, 100.0 / speed)
+    pace.add(100.0, 100.0 / speed)
     piles = divide(tasks, workers, pace)
     assert sorted(map(id, chain.from_iterable(piles))) == sorted(map(id, tasks))
     assert all(piles)

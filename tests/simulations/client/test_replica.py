@@ -14,7 +14,7 @@ from fedlsg.simulations.client import client_app as client_app
 from fedlsg.simulations.client.client_app import app, simulated_settings
 from fedlsg.simulations.client.process_state import process
 from fedlsg.simulations.client.train import answer
-from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, run_local
 

@@ -25,8 +25,8 @@ from fedlsg.simulations.run.commands import execute
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.loggers import metrics_of, names_of, results_of
 from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, RELEASED, Released
-from fedlsg.simulations.storage.journal import EVENTS as FILE
 from fedlsg.simulations.storage.results import read_run, results_csv
+from fedlsg.simulations.storage.tensorboard_events import EVENTS as FILE
 from fedlsg.strategies.protocol.exchange import Exchange
 from fedlsg.training.client_level import release_round
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL

@@ -13,8 +13,8 @@ from fedlsg.simulations.compare.compare_command import accepted
 from fedlsg.simulations.compare.grid.grid_file import check_cells, parse_varied, read_varied
 from fedlsg.simulations.compare.results.comparison_table import sentences
 from fedlsg.simulations.compare.results.lines import lines, quantile
-from fedlsg.simulations.storage.journal import EVENTS
 from fedlsg.simulations.storage.results import Result
+from fedlsg.simulations.storage.tensorboard_events import EVENTS
 from tests.simulations.support.compare_cases import grid, result
 
 

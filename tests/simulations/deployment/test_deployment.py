@@ -16,7 +16,7 @@ import pytest
 from benchmarks.flower.deployment import Deployed, deploy
 from benchmarks.flower.flower_processes import carrying
 from benchmarks.flower.socket_traffic import Message, Moved, count_moved
-from fedlsg.simulations.storage.journal import Line, read_lines
+from fedlsg.simulations.storage.messages.byte_lines import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 

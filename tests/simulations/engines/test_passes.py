@@ -83,4 +83,4 @@ def test_a_pile_shares_a_pass_and_each_client_is_charged_once(hangs, tmp_path, m
 
 
 def test_other_client_apps_share_no_pass():
-    assert shared_passes.Passes(object(), 2, {}).of([1, 2]) == [[1], [2]]  # type: ignore[list-item]
+    assert shared_passes.Passes(object(), 2, {}).divide([1, 2]) == [[1], [2]]  # type: ignore[list-item]

@@ -9,7 +9,7 @@ import pytest
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.run.plan_command import _words, facts_of
 from fedlsg.simulations.settings.settings import from_mapping
-from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from tests.simulations.support.runs import SMALL, run_local
 
 SECRET = {**SMALL, "reproducible": False, "rounds": 3}

@@ -207,7 +207,9 @@ def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
     """Negative control: every round asks the same question; the ledger lacks the round that the
     payload answers.
     """
-    monkeypatch.setattr("fedlsg.simulations.engines.accounts.question_of", lambda *given: "0" * 64)
+    monkeypatch.setattr(
+        "fedlsg.simulations.engines.accounts.request_id_of", lambda *given: "0" * 64
+    )
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
     assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons

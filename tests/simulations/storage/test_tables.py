@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedlsg.payload.layout import HEADER
-from fedlsg.simulations.storage.journal import EVENTS as FILE
-from fedlsg.simulations.storage.journal import Line, read_lines
+from fedlsg.simulations.storage.messages.byte_lines import Line, read_lines
+from fedlsg.simulations.storage.tensorboard_events import EVENTS as FILE
 from tests.simulations.support.runs import Run, resume_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")

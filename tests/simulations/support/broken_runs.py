@@ -15,7 +15,7 @@ from fedlsg.privacy import SERVER, Ledger
 from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.run.commands import resume_command
-from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.messages.byte_lines import read_lines
 from fedlsg.strategies.protocol.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 

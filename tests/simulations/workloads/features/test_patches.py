@@ -78,5 +78,7 @@ def test_a_client_with_other_filters_is_refused(few_digits, tmp_path, monkeypatc
         SimpleNamespace(workload=w, settings=Options(**PATCHES)) for w in (here, there)
     )
     check_features(cast(Base, server), here.features_digest)
-    with pytest.raises(TermsError, match="features=patches: what they are made with differs"):
+    with pytest.raises(
+        TermsError, match="features=patches: filters, axes or normalisation here differ"
+    ):
         check_features(cast(Base, client), here.features_digest)
