@@ -1,5 +1,5 @@
 """Clients that data bring: one for each value of a column, or the data's own; and persons, who are
-never split over clients. ``client_forms`` makes the same of what users give.
+never split over clients. ``given_partition`` makes the same of what users give.
 
 How many rows a person has is secret where the unit is a person. So persons are counted and dealt
 by what their column says: another row of one person moves no other one, and nothing

@@ -32,7 +32,7 @@ NAMING = ("rank", "sparsity")
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
 ROUNDING = 1e-9
-"""Differences are equal, except for rounding, if their spread is at most this share of their mean."""
+"""Differences are equal, but for rounding, if their spread is at most this share of their mean."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
 """What lines need in common to be compared: the evaluated rows of one workload."""
 MEANS = {

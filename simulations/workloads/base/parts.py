@@ -1,7 +1,8 @@
 """The one form of a partition: the client of each row, in two arrays of which a client's rows are a
 slice; and how a scheme (``fedlsg.config.partitions``) deals rows.
 
-Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``).
+Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``,
+``given_partition``).
 
 A partition represents data that the clients have always held. It is drawn once from a public seed
 and then fixed: adding or removing one example adds or removes it in one client's part, and nothing
