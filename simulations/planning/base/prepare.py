@@ -31,8 +31,8 @@ from fedlsg.simulations.settings.rule_checker import check, check_given, check_m
 from fedlsg.simulations.settings.settings import AUTO, Settings, as_config
 from fedlsg.simulations.settings.with_preset import from_run_config
 from fedlsg.simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
-from fedlsg.simulations.workloads.base import normalised
 from fedlsg.simulations.workloads.base.made_ahead import workers_of
+from fedlsg.simulations.workloads.base.normalise import normalise_inputs
 from fedlsg.simulations.workloads.base.parts import Parts, partition
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.simulations.workloads.partition import (
@@ -170,7 +170,7 @@ def _load(s: Settings, progress: Progress, *, deployed: bool) -> LoadedWorkload:
         workload = public_rows.load(
             s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress
         )
-    return normalised(workload) if s.normalise == "public" else workload
+    return normalise_inputs(workload) if s.normalise == "public" else workload
 
 
 def _rows_of_client(s: Resolved, workload: LoadedWorkload, method: Method, own: OwnData) -> Dealt:
