@@ -108,7 +108,7 @@ def _terms_of_kinds(base: Base, blocks: int, noise: Noise) -> dict[Kind, ClientT
 def check_deltas(clients: Clients) -> None:
     """Raise ValueError for a delta of 1 / (number of units) or more: a unit could be published.
 
-    At example level the units are those of the smallest client with this delta.
+    Unless clients are the units, the number is that of the largest client with this delta.
     """
     sizes: dict[float | None, set[int]] = {}
     for size, _, delta in clients.kinds:
@@ -284,9 +284,9 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
 def noise_of_each(base: Base, blocks: int) -> Mapping[Kind, float]:
     """Nominal noise multiplier of training, by kind of client.
 
-    It is the given one if there is one, and 0 without noise. Otherwise the effective one, sigma_eff,
-    is calibrated so that training, the pruning round and all earlier charges together reach
-    epsilon: they are on the same examples. Then
+    It is the given one if there is one, and 0 without noise. Otherwise the effective one,
+    sigma_eff, is calibrated so that training, the pruning round and all earlier charges together
+    reach epsilon: they are on the same examples. Then
 
         sigma = sigma_eff * (sensitivity / C) * (examples of a unit)
     """

@@ -113,8 +113,8 @@ class Clients:
         """Who is selected, who leaves and how long replies take.
 
         A server that draws in secret draws among all available clients, and uses every reply that
-        is in time: with a limit on their number, one client would decide whether another one counts.
-        Raises ValueError as ``participation_of``.
+        is in time. With a limit on their number, one client would decide whether another one
+        counts. Raises ValueError as ``participation_of``.
         """
         s, secret = self.settings, self.unit.at_server
         return participation_of(

@@ -43,7 +43,7 @@ from fedlsg.simulations.workloads.partition import (
 )
 
 
-class Dealt(NamedTuple):
+class RowsHere(NamedTuple):
     """The training rows that this process knows, by client.
 
     parts: rows of each client; empty at the server of a deployment.
@@ -100,20 +100,20 @@ def prepare(
     if parts is None:
         progress(f"dealing rows to {filled.clients} clients")
     if declared is not None:
-        dealt = Dealt(parts=[], person=None, mean_size=fmean(declared))
+        rows = RowsHere(parts=[], person=None, mean_size=fmean(declared))
     elif own is not None:
-        dealt = _rows_of_client(filled, workload, method, own)
+        rows = _rows_of_client(filled, workload, method, own)
     else:
-        dealt = _rows_of_simulation(filled, workload, method, parts)
-        filled = _with_own_budgets(filled, workload, dealt.parts, given=settings)
+        rows = _rows_of_simulation(filled, workload, method, parts)
+        filled = _with_own_budgets(filled, workload, rows.parts, given=settings)
     check_method(filled, method, deployed=deployed)
-    rate = _mean_rate(filled, dealt.mean_size)
+    rate = _mean_rate(filled, rows.mean_size)
     schedule = Schedule(
         rounds=filled.rounds,
         local_steps=filled.local_steps,
-        sample_rate=_epochs_a_step(filled, method, dealt.mean_size, rate),
+        sample_rate=_epochs_a_step(filled, method, rows.mean_size, rate),
     )
-    local = _local_training(filled, method, dealt.mean_size, rate, own)
+    local = _local_training(filled, method, rows.mean_size, rate, own)
     last = method.server.factor(filled.rounds - 1, filled.rounds)
     # raises where local steps of the last round would diverge: a schedule may rise
     replace(local, learning_rate=local.learning_rate * last)
@@ -123,12 +123,12 @@ def prepare(
     return Base(
         settings=final,
         workload=workload,
-        parts=dealt.parts,
+        parts=rows.parts,
         method=method,
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
-        person=dealt.person,
+        person=rows.person,
     )
 
 
@@ -173,22 +173,24 @@ def _load(s: Settings, progress: Progress, *, deployed: bool) -> LoadedWorkload:
     return normalise_inputs(workload) if s.normalise == "public" else workload
 
 
-def _rows_of_client(s: Resolved, workload: LoadedWorkload, method: Method, own: OwnData) -> Dealt:
+def _rows_of_client(
+    s: Resolved, workload: LoadedWorkload, method: Method, own: OwnData
+) -> RowsHere:
     """The rows of a deployed client, which are its whole training split."""
     person = _persons_of(workload, s, method)
     rows = len(workload.train)
     mean_size = rows if person is None else int(person.max()) + 1
-    return Dealt(OwnPart(own.client, rows), person, mean_size)
+    return RowsHere(OwnPart(own.client, rows), person, mean_size)
 
 
 def _rows_of_simulation(
     s: Resolved, workload: LoadedWorkload, method: Method, parts: Sequence[Tensor] | None
-) -> Dealt:
+) -> RowsHere:
     """The rows of all clients; ``parts``: if they are dealt already."""
     person = _persons_of(workload, s, method)
     if parts is None:
         parts = _make_parts(s, workload, unit_of(s, method), person)
-    return Dealt(parts, person, _units_in(parts, person) / len(parts))
+    return RowsHere(parts, person, _units_in(parts, person) / len(parts))
 
 
 def _persons_of(
