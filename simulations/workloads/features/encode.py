@@ -73,7 +73,7 @@ class Encoder:
         return replace(self, steps=(*self.steps, step), digest=digest)
 
     def of(self, examples: Sequence[Inputs]) -> Tensor:
-        """Features (examples, ...). Raises ValueError if the encoder fails, or gives another form."""
+        """Features (examples, ...). Raises ValueError if the encoder fails, or for another form."""
         features = torch.cat([self._encode_one(inputs) for inputs in examples])
         for step in self.steps:
             features = step(features)
