@@ -193,8 +193,8 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     if chart.x.label:
         yield _words(chart.x.label, x.size / 2, chart.height - TOP - GAP, "middle", WORDS)
     if chart.y.label:
-        place = f"translate({TEXT - left} {y.size / 2}) rotate(-90)"
-        yield f'<g transform="{place}">{_words(chart.y.label, 0, 0, "middle", WORDS)}</g>'
+        turn = f"translate({TEXT - left} {y.size / 2}) rotate(-90)"
+        yield f'<g transform="{turn}">{_words(chart.y.label, 0, 0, "middle", WORDS)}</g>'
     if chart.empty_note:
         yield _words(chart.empty_note, x.size / 2, y.size * 0.6, "middle", ALARM)
 

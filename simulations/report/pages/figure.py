@@ -141,8 +141,9 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
             axes.legend(entries.values(), entries.keys())
     if shared:
         entries = legend_entries(panels)
-        place = "outside lower left"
-        figure.legend(entries.values(), entries.keys(), loc=place, ncols=entries_in_row)
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower left", ncols=entries_in_row
+        )
     return figure
 
 
