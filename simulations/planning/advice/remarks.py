@@ -78,7 +78,7 @@ def rho_words(rho: float, *, fewer: bool, secure: bool) -> str:
 
 
 def rho_of(plan: Plan, public: PublicState) -> float | None:
-    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None without a clip."""
+    """``fedlsg.privacy.rho`` of the mean round, pruned as ``public`` is; None without a clip."""
     frame = mean_frame(public)
     values = frame.wire.kept if frame.personal else frame.kept
     return _rho(plan, values=values, blocks=len(frame.blocks))
