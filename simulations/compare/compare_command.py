@@ -91,16 +91,20 @@ def grid_of(
     pairs: Mapping[str, Any],
     file: str = "",
 ) -> Grid:
-    """The grid of the keys of a grid file, with the options of ``make_grid`` in their place."""
-    listed, said = base.get("methods", {}), base.get("settings", {})
-    if (
-        not isinstance(said, dict)
-        or not isinstance(listed, dict)
-        or not all(isinstance(own, dict) for own in listed.values())
-    ):
+    """The grid of the keys of a grid file, with the options of ``make_grid`` in their place.
+
+    base: the keys.
+    workload, axes, pairs: see ``make_grid``.
+    file: the path of the file, for messages; empty without one.
+    """
+    listed, settings = base.get("methods", {}), base.get("settings", {})
+    tables = [settings, listed, *(listed.values() if isinstance(listed, dict) else ())]
+    if not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
-    every = strategies.names() if axes.get("methods") == "all" else ()
-    names = tuple(every or words(axes.get("methods"))) or tuple(listed)
+    if axes.get("methods") == "all":
+        names = tuple(strategies.names())
+    else:
+        names = tuple(words(axes.get("methods"))) or tuple(listed)
     for name in filter(user_code.is_reference, names):
         method = user_code.absolute(name)
         user_code.permit(method)
@@ -119,18 +123,15 @@ def grid_of(
         given["workload"] = user_code.absolute(workload)
     if axes.get("vary"):
         given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
-    methods = {
-        name: {
-            key: value
-            for key, value in listed.get(name, {}).items()
-            if key.replace("-", "_") not in common
-        }
-        | own[name]
-        for name in names
-    }
-    said = said | common
-    table = dict(base) | given | {"settings": said, "methods": methods}
-    for part in (table, said, *methods.values(), *_each(table.get("vary"))):
+    methods: dict[str, dict[str, Any]] = {}
+    for name in names:
+        # options for all methods replace settings of the file for one
+        items = listed.get(name, {}).items()
+        kept = {key: value for key, value in items if key.replace("-", "_") not in common}
+        methods[name] = kept | own[name]
+    settings = settings | common
+    table = dict(base) | given | {"settings": settings, "methods": methods}
+    for part in (table, settings, *methods.values(), *_each(table.get("vary"))):
         permit_code(part)  # the user named the file as well
     grid = from_toml(table)
     workloads.presets(grid.workload)  # refuses an unknown one
@@ -151,9 +152,9 @@ def compare_command(
     console: Console,
     view: View = PLAIN,
 ) -> int:
-    """Run or resume a grid; returns the exit status: 1 where a cell failed.
+    """Run or resume a grid. Returns the exit status: 1 if a cell failed.
 
-    Where it takes more than an hour, a terminal is asked whether to go on. Raises as ``run_grid``.
+    If it takes more than an hour, a terminal is asked whether to go on. Raises as ``run_grid``.
     """
     _, made = run_grid(grid, out, limits, console, view)
     return int(any(result.status == "failed" for result in made.results))
@@ -205,8 +206,7 @@ def run_grid(
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
-    """The grid without the methods that its settings refuse in every cell, and the reason for each
-    by its label.
+    """The grid without methods that are refused in every cell, and the reasons by their labels.
 
     Raises ValueError, with the reasons, if no method is left.
     """
@@ -232,6 +232,7 @@ def _run(
     view: View,
     new_worker: Callable[[], Any],
 ) -> Comparison:
+    """Run the cells, write tables and page while results come in, and show them at the end."""
     workload = user_code.shown(str(cells[0].given["workload"]))
     labels = list(dict.fromkeys(view.labels.get(cell.label, cell.label) for cell in cells))
     what = labels[0] if len(labels) == 1 else f"{len(labels)} methods compared"
@@ -370,11 +371,6 @@ def _command() -> str:
 
 def published(grid: Grid) -> Grid:
     """The grid without the folders of this machine."""
-    return replace(
-        grid,
-        settings={
-            name: value
-            for name, value in grid.settings.items()
-            if name not in ("data_dir", "data_root")
-        },
-    )
+    folders = ("data_dir", "data_root")
+    settings = {name: value for name, value in grid.settings.items() if name not in folders}
+    return replace(grid, settings=settings)

@@ -41,13 +41,16 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
         "wrn-40-4-gain": (40, 4, "gain"),
     }
 )
-"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD
-the ones that end on -ws. Those that end on -gain take De et al.'s own weights
-(examples/convert_weights.py)."""
+"""Depth, width and form of the wide ResNets.
 
-SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST;
-resnet-34 and resnet-50 have their ImageNet stem from IMAGENET on."""
+LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD those that end on -ws. Those that end on
+-gain take De et al.'s own weights (examples/convert_weights.py).
+"""
+
+SMALLEST, WIDEST = 16, 64
+"""The smallest and the largest side, in pixels, of images for CIFAR networks."""
+IMAGENET = 64
+"""The side from which on resnet-34 and resnet-50 have their ImageNet stem."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:

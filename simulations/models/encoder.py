@@ -1,5 +1,4 @@
-"""Text classifiers on encoders of the ``transformers`` library, in a form that private training
-supports.
+"""Text classifiers on encoders of ``transformers``, in a form that private training supports.
 
 One rule says for every encoder which parameters are trained, and how they are sent:
     frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top
@@ -29,6 +28,7 @@ from fedlsg import bounded
 from fedlsg.simulations.models.encoder_source import EncoderSource, load_config, model_folder
 
 Pooling = Literal["own", "mean", "cls"]
+"""How hidden states of tokens become one vector: see ``TextClassifier``."""
 HEADS = ("classifier", "score", "classification_head")
 """Names of the head in classification models of transformers."""
 
@@ -36,8 +36,10 @@ HEADS = ("classifier", "score", "classification_head")
 class TextClassifier(nn.Module):
     """Tokens to logits: ``classifier(pool(body(tokens)))``.
 
-    pooling: ``own`` keeps what the body does before its head; ``mean`` and ``cls`` average the last
-    hidden states of the real tokens, or take the first one's.
+    body: a model of transformers; with the pooling ``own``, its head is an identity.
+    classifier: the head.
+    pooling: ``own``: the body's own pooling before its head; ``mean``: the average of the last
+        hidden states of the real tokens; ``cls``: the last hidden state of the first token.
     Guarantee: padding on the right changes logits by rounding only.
     """
 
@@ -72,14 +74,16 @@ def build_encoder(
     attention: str = "sdpa",
     dropout: float = 0.0,
 ) -> TextClassifier:
-    """The classifier of an encoder with a new head, in float32, frozen below its top
-    ``train_layers`` layers.
+    """The classifier of an encoder with a new head, in float32.
 
-    A folder in the layout of sentence-transformers is pooled as its ``1_Pooling/config.json`` says
-    and gets one Linear as head; any other model keeps its own pooling and the kind of head that
+    A folder in the layout of sentence-transformers is pooled as its ``1_Pooling/config.json`` says,
+    and gets one Linear as head. Any other model keeps its own pooling and the kind of head that
     transformers gives it.
-    attention: transformers' name of the implementation; per-example gradients are equal under
-    ``sdpa`` and ``eager``. dropout: of hidden states, attention and the head, while it trains.
+
+    train_layers: only so many of the top layers are trained; None: all.
+    attention: transformers' name of the implementation. Per-example gradients are equal under
+        ``sdpa`` and ``eager``.
+    dropout: of hidden states, attention and the head, while it trains.
     Raises: ValueError: ``train_layers`` out of range, a checkpoint that lacks weights, a model
         without a known head. FileNotFoundError: a folder without safetensors. ConnectionError: see
         ``encoder_source.model_folder``.
@@ -108,10 +112,10 @@ def build_encoder(
 
 
 def sentence_encoder(source: EncoderSource) -> TextClassifier:
-    """The encoder with an identity as its head: tokens to one vector a text (B, hidden).
+    """The encoder with an identity as its head: tokens to one vector for each text, (B, hidden).
 
-    Pooled as a folder of sentence-transformers says; the mean over the real tokens of any other
-    model. Poolers of transformers are not used: a checkpoint may lack their weights.
+    It is pooled as a folder of sentence-transformers says, or by the mean over the real tokens.
+    Poolers of transformers are not used: a checkpoint may lack their weights.
     """
     from transformers import AutoModel
 
@@ -123,10 +127,13 @@ def sentence_encoder(source: EncoderSource) -> TextClassifier:
 
 
 def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
-    """Freeze the embeddings of an encoder without its head, and all but its top ``train_layers`` of
-    ``layers``.
+    """Freeze the embeddings of an encoder without its head, and all but its top layers.
 
-    A pooler is on top and stays trainable. Raises ValueError unless 0 <= train_layers <= layers.
+    A pooler is on top and stays trainable.
+
+    train_layers: how many layers stay trainable; None: all.
+    layers: how many there are.
+    Raises ValueError unless 0 <= train_layers <= layers.
     """
     for name, module in base.named_modules():
         if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "embeddings":
@@ -137,14 +144,12 @@ def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
         raise ValueError(
             f"expected 0 <= {train_layers=} <= {layers}, the layers of {type(base).__name__}"
         )
-    stack = next(
-        (m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), None
-    )
-    if stack is None:
+    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
+    if not lists:
         raise ValueError(
             f"found no list of {layers} layers in {type(base).__name__}: leave train_layers out"
         )
-    on_top = [*list(stack)[layers - train_layers :], getattr(base, "pooler", None)]
+    on_top = [*list(lists[0])[layers - train_layers :], getattr(base, "pooler", None)]
     trained = {id(p) for module in on_top if module is not None for p in module.parameters()}
     for p in base.parameters():
         if id(p) not in trained:
@@ -153,14 +158,14 @@ def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
 
 def _take_head(body: nn.Module) -> nn.Module:
     """The model's head; an identity takes its place."""
-    name = next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Module)), None)
-    if name is None:
-        raise ValueError(
-            f"{type(body).__name__} has no head named {', '.join(HEADS)}; choose another model"
-        )
-    head: nn.Module = getattr(body, name)
-    setattr(body, name, nn.Identity())
-    return head
+    for name in HEADS:
+        head = getattr(body, name, None)
+        if isinstance(head, nn.Module):
+            setattr(body, name, nn.Identity())
+            return head
+    raise ValueError(
+        f"{type(body).__name__} has no head named {', '.join(HEADS)}; choose another model"
+    )
 
 
 def _pooling(source: EncoderSource) -> Pooling:
@@ -179,8 +184,9 @@ def _pooling(source: EncoderSource) -> Pooling:
 
 
 def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
-    """A model of an auto class of transformers with its weights, float32. Raises as
-    ``build_encoder``.
+    """A model with its weights, float32; ``kind``: an auto class of transformers.
+
+    Raises as ``build_encoder``.
     """
     folder = model_folder(source)
     if not any(Path(folder).glob("*.safetensors")):
@@ -199,13 +205,12 @@ def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> 
             ignore_mismatched_sizes=True,
         )
     absent = {*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])}
-    # A base model's checkpoint lacks what classification adds on top.
-    lacking = sorted(
-        key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split("."))
-    )
-    if lacking:
+    # the checkpoint of a base model lacks what classification adds on top
+    added = {"pooler", "pre_classifier", *HEADS}
+    missing = sorted(key for key in absent if added.isdisjoint(key.split(".")))
+    if missing:
         raise ValueError(
-            f"the checkpoint in {folder} lacks {len(lacking)} weights of its model, {lacking[0]} "
+            f"the checkpoint in {folder} lacks {len(missing)} weights of its model, {missing[0]} "
             "first"
         )
     for p in model.parameters():
@@ -218,7 +223,7 @@ def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars of transformers, and no report about a head that is new on purpose."""
+    """Inside, transformers shows no progress bars, and no report about a new head."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -233,22 +238,19 @@ def quiet() -> Iterator[None]:
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:
-    """Class, configuration, pooling and head of a model that transformers can load; None for any
-    other model.
+    """Class, configuration, pooling and head of a model; None if transformers cannot load it.
 
-    ``head``: where transformers has the module that is ``classifier`` here; None if the model is
-    its own.
+    The head is the name that transformers has for the module ``classifier`` here. It is None for a
+    model of transformers itself.
     """
-    ours = isinstance(model, TextClassifier)
-    body: Any = model.body if ours else model
+    body: Any = model
+    pooling, head = "own", None
+    if isinstance(model, TextClassifier):
+        body, pooling = model.body, model.pooling
+        identities = [n for n in HEADS if isinstance(getattr(body, n, None), nn.Identity)]
+        head = identities[0] if identities else None
     if not type(body).__module__.startswith("transformers."):
         return None
-    pooling = model.pooling if ours else "own"
-    head = (
-        next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Identity)), None)
-        if ours
-        else None
-    )
     return {
         "class": type(body).__name__,
         "config": json.loads(body.config.to_json_string(use_diff=False)),
@@ -258,12 +260,14 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
 
 
 def save_pretrained(folder: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> None:
-    """Write the folder that ``from_pretrained`` reads, of what ``describe`` said and the state_dict
-    without adapters.
+    """Write the folder that ``from_pretrained`` reads.
 
-    Models of the pooling ``mean`` and ``cls`` bring their own code (``pooled_text``): transformers
-    then wants ``trust_remote_code=True``. Raises RuntimeError for tensors that do not fit the
-    class.
+    Models with the pooling ``mean`` and ``cls`` bring their own code (``pooled_text``):
+    transformers then wants ``trust_remote_code=True``.
+
+    tensors: the state_dict, without adapters.
+    said: what ``describe`` gave.
+    Raises RuntimeError for tensors that do not fit the class.
     """
     import transformers
 
@@ -286,13 +290,14 @@ def save_pretrained(folder: Path, tensors: Mapping[str, Tensor], said: Mapping[s
     with quiet():
         model.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
-        # the library gives it to its owner alone
+        # the library makes it readable for its owner alone
         path.chmod((folder / "config.json").stat().st_mode)
 
 
 def transformers_name(name: str, head: str | None) -> str:
-    """The name of one of ``TextClassifier``'s tensors in transformers' class; the same for a model
-    of its own.
+    """The name in transformers of a tensor of ``TextClassifier``; ``head``: as in ``describe``.
+
+    Without a head the model is one of transformers, and names are the same.
     """
     if head is None:
         return name

@@ -29,10 +29,11 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSource:
-    """An encoder: its name for the user, its folder or hub name, and whether to load its weights.
+    """Where an encoder comes from.
 
+    name: its name for the user.
     place: an absolute folder, or OWNER/NAME on the hub.
-    weights: False starts from random ones (``pretrained=none``).
+    weights: whether its weights are loaded; False: random ones (``pretrained=none``).
     """
 
     name: str
@@ -85,7 +86,7 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error of a library, or its name: for the message of another."""
+    """The first line of a library's error, or its name, for the message of another error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

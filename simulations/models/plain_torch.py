@@ -1,5 +1,6 @@
-"""The layers of a model and the scale of its inputs as plain torch has them: what an exported model
-needs to be loaded without fedlsg.
+"""A model's layers and the scale of its inputs in plain torch, for a folder that needs no fedlsg.
+
+They are in the ``load.py`` of an exported model.
 """
 
 from collections import OrderedDict
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 LONGEST = 20_000
-"""Letters of a description that is kept."""
+"""The most letters of a description that is kept."""
 LOADER = '''"""The model of a fedlsg run in plain torch: ``from load import model, prepare``.
 
 model      has the weights that the accuracy of the run was measured with
@@ -35,17 +36,19 @@ def prepare(stored: torch.Tensor) -> torch.Tensor:
 
 
 def layers_of(model: nn.Module) -> dict[str, Any]:
-    """``module``: the model as torch prints it. ``source``: the expression that builds it of
-    torch.nn, None where it has code of its own.
+    """Facts about the layers of a model.
+
+    ``module`` is the model as torch prints it; None if that is too long. ``source`` is as
+    ``source_of`` gives it.
     """
     text = repr(model)
     return {"module": text if len(text) <= LONGEST else None, "source": source_of(model)}
 
 
 def source_of(model: nn.Module) -> str | None:
-    """An expression of ``nn`` and ``OrderedDict`` that builds the model; None for one that is not
-    made of layers of torch alone.
+    """An expression of ``nn`` and ``OrderedDict`` that builds the model.
 
+    None for a model that is not made of layers of torch alone.
     Guarantee: what it builds is printed as the model is, and has parameters of the same names and
     shapes.
     """
@@ -59,9 +62,10 @@ def source_of(model: nn.Module) -> str | None:
 
 
 def _source(module: nn.Module) -> str:
-    """Raises ValueError for a class that is not of torch.nn."""
+    """The expression of one layer. Raises ValueError for a class that is not of torch.nn."""
     if type(module) is nn.Sequential:
-        children = ", ".join(f"({name!r}, {_source(one)})" for name, one in module.named_children())
+        pairs = module.named_children()
+        children = ", ".join(f"({name!r}, {_source(child)})" for name, child in pairs)
         return f"nn.Sequential(OrderedDict([{children}]))"
     if getattr(nn, type(module).__name__, None) is not type(module) or [*module.children()]:
         raise ValueError(type(module).__name__)
@@ -69,8 +73,9 @@ def _source(module: nn.Module) -> str:
 
 
 def scale_of(prepare: Callable[..., Any]) -> Mapping[str, Any] | None:
-    """Offset and scale of inputs that are ``(stored - offset) * scale``, as nested lists or
-    numbers; None for another function.
+    """Offset and scale of inputs ``(stored - offset) * scale``, as lists or numbers.
+
+    None for another function.
     """
     given = prepare.keywords if isinstance(prepare, partial) else {}
     offset, scale = given.get("offset"), given.get("scale")
@@ -80,7 +85,7 @@ def scale_of(prepare: Callable[..., Any]) -> Mapping[str, Any] | None:
 
 
 def loader_of(facts: Mapping[str, Any]) -> str | None:
-    """The text of ``load.py``; None where layers of torch do not say what the model is."""
+    """The text of ``load.py``; None for a model that is not of layers of torch alone."""
     source, inputs = facts.get("source"), facts.get("inputs")
     if not source or not str(facts.get("class", "")).startswith("torch.nn."):
         return None

@@ -24,21 +24,23 @@ from fedlsg.carriers import find_classifier
 from fedlsg.simulations.models.encoder_source import reason_of
 
 CLASSIFIER = "classifier"
+"""The path of the head in models of fedlsg."""
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+"""Suffixes of files of weights."""
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 """Files searched for in a hub repository, in this order, if the source names none."""
 _HUB_SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<file>.+))?")
 HERE = (".", "~", "pretrained/", "runs/")
-"""Starts of sources that are on this machine or nowhere."""
+"""Beginnings of sources that are on this machine or nowhere."""
 FOLDER_FILE = "model.safetensors"
-"""The weights in a folder that ``fedlsg run``, ``fedlsg export`` or examples/convert_weights.py
-wrote.
-"""
+"""The file of weights in a folder that fedlsg, or examples/convert_weights.py, wrote."""
 FACTS = ("config.json", "fedlsg-run.json")
-"""What such a folder says of them."""
-_SHOWN = 8
+"""Files with facts about the weights in such a folder; the first that has some is read."""
+_MAX_SHOWN = 8
+"""The most names of parameters in a message."""
 
 Say = Callable[[str], None]
+"""Is called with a line of text."""
 
 
 def _silent(line: str) -> None:
@@ -46,17 +48,15 @@ def _silent(line: str) -> None:
 
 
 def digest_of(source: str) -> str:
-    """SHA-256 of the file of a source, 64 hex digits. Raises as ``load_pretrained`` where it is not
-    there.
-    """
+    """SHA-256 of the file of a source, 64 hex digits. Raises as ``find_weights``."""
     return file_digest(find_weights(source))
 
 
 def is_on_hub(source: str) -> bool:
-    """Whether a source can only be a hub repository by its form: no file of this machine is looked
-    for.
+    """Whether a source has the form of a hub repository, and not that of a local path.
 
-    ``pretrained/`` and ``runs/`` are folders in which fedlsg writes weights, and no owners.
+    No file is looked for. ``pretrained/`` and ``runs/`` are folders in which fedlsg writes weights,
+    and no owners of repositories.
     """
     match = _HUB_SOURCE.fullmatch(source)
     return (
@@ -73,9 +73,9 @@ def file_digest(file: Path) -> str:
 
 
 def facts_of(source: str) -> Mapping[str, Any]:
-    """What fedlsg says of the weights, in the folder of their file; nothing for other weights."""
+    """Facts that fedlsg wrote about the weights, next to their file; empty for other weights."""
     folder = Path(source).expanduser()
-    if not folder.exists():  # a name, or nothing: what is in the working directory is not about it
+    if not folder.exists():  # a name of the hub: files of the working directory are not about it
         return {}
     folder = folder if folder.is_dir() else folder.parent
     for name in FACTS:
@@ -91,9 +91,9 @@ def facts_of(source: str) -> Mapping[str, Any]:
 def with_pretrained(
     builder: Callable[[], nn.Module], source: str, **how: Any
 ) -> Callable[[], nn.Module]:
-    """A builder of the same model with the weights at ``source``, read again at every build; see
-    ``load_pretrained``.
+    """A builder of the same model with the weights at ``source``, read again at every build.
 
+    how: arguments of ``load_pretrained``.
     Guarantee: a classifier that stays fresh is that of ``builder``, so it depends on the seed
     alone.
     """
@@ -114,15 +114,16 @@ def load_pretrained(
     classifier: str | None = CLASSIFIER,
     say: Say = _silent,
 ) -> tuple[str, ...]:
-    """Fill the model in place from ``source``; the names of the parameters that stay fresh.
+    """Fill the model in place from ``source``. Returns the names of parameters that stay fresh.
 
     source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors
         file, a folder that fedlsg wrote, or a hub repository as "owner/name" or "owner/name:file".
         A local file wins.
     sha256: digest that the file must have; None for any.
     classifier: path of the head; None: the last Linear.
+    say: reports a classifier that stays fresh.
     Guarantee: every parameter outside of the classifier is loaded, or nothing is. The classifier
-    stays fresh if the file has none, or one for another number of classes; ``say`` reports it.
+    stays fresh if the file has none, or one for another number of classes.
     Raises:
         ValueError: missing or unexpected names, other shapes, values that are not finite, a file
             that cannot be read as plain tensors or has another digest.
@@ -143,11 +144,11 @@ def load_pretrained(
     given_head = {name for name in weights if name.startswith(f"{path}.")}
     fits = head == given_head and all(weights[name].shape == state[name].shape for name in head)
     fresh = () if fits else tuple(name for name in state if name in head)
+    unused = set() if fits else given_head
     _check_same_inputs(state, weights, f"{path}.weight", source)
     wanted = {name: state[name] for name in state if name not in fresh}
-    check_fit(
-        wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source
-    )
+    given = {name: tensor for name, tensor in weights.items() if name not in unused}
+    check_fit(wanted, given, source)
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(weights[name])
@@ -195,13 +196,13 @@ def check_fit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
 
 
 def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU, without the prefix that DataParallel puts before
-    every name.
+    """The tensors of a file by name, on the CPU, without the prefix of DataParallel.
 
     Raises ValueError for a file that holds anything but tensors.
     """
@@ -220,10 +221,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     # zip, pickle and safetensors each raise their own on damaged or hostile files
     except Exception as error:
-        # torch's text of an UnpicklingError advises to run the file's code
-        reason = (
-            "no file of tensors alone" if isinstance(error, UnpicklingError) else reason_of(error)
-        )
+        reason = reason_of(error)
+        if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code
+            reason = "no file of tensors alone"
         raise ValueError(f"cannot read {file} ({reason}); {advice}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
@@ -233,8 +233,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def find_weights(source: str) -> Path:
-    """The local file of ``source``, downloaded from the hub where it is a repository; errors as
-    ``load_pretrained``.
+    """The local file of ``source``; that of a hub repository is downloaded.
+
+    Raises the errors of ``load_pretrained`` about missing files and the hub.
     """
     file = Path(source).expanduser()
     if file.is_file():
@@ -250,8 +251,9 @@ def find_weights(source: str) -> Path:
 
 
 def find_on_hub(source: str) -> Path:
-    """As ``find_weights``, but no other file of this machine than its copy of the repository is
-    looked for.
+    """The local copy of a file of a hub repository; no other file of this machine is looked for.
+
+    Raises as ``find_weights``.
     """
     match = _HUB_SOURCE.fullmatch(source)
     if (
@@ -302,6 +304,7 @@ def _find_on_hub(repository: str, names: tuple[str, ...]) -> Path:
 
 
 def _unreachable(repository: str, names: tuple[str, ...], error: Exception) -> ConnectionError:
+    """The error about a hub that cannot be reached."""
     return ConnectionError(
         f"cannot download {repository} from the Hugging Face hub ({reason_of(error)}); check the "
         f"connection, or download {' or '.join(names)} elsewhere and give --pretrained the path of "

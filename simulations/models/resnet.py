@@ -35,7 +35,10 @@ from torch import Tensor, nn
 from fedlsg.gradients import StandardizedConv2d
 
 Stem = Literal["cifar", "imagenet"]
-GROUPS, EXPANSION = 32, 4
+GROUPS = 32
+"""The most groups of a norm in ResNets."""
+EXPANSION = 4
+"""Channels of a bottleneck over those in its middle."""
 
 
 def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.Module:
@@ -68,6 +71,7 @@ def resnet50(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
 
 
 def _stem(channels: int, stem: Stem) -> "OrderedDict[str, nn.Module]":
+    """The first layers of ResNet-34 and ResNet-50."""
     if stem == "imagenet":
         conv = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         pool = [nn.MaxPool2d(3, stride=2, padding=1)]
@@ -120,8 +124,9 @@ def _with_stages(
 
 
 class BasicBlock(nn.Module):
-    """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the
-    shape changes.
+    """ReLU(x + norm(conv(ReLU(norm(conv(x)))))).
+
+    If the shape changes, the added x goes through a 1x1 convolution and a norm.
     """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
@@ -139,8 +144,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """ReLU(x + ...) around convolutions 1x1, 3x3 and 1x1, each with a norm, a quarter of the
-    channels in the middle.
+    """ReLU(x + f(x)) with f convolutions 1x1, 3x3 and 1x1, each with a norm.
+
+    The middle one has a quarter of the channels. If the shape changes, the added x goes through a
+    1x1 convolution and a norm.
     """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
@@ -162,6 +169,7 @@ class Bottleneck(nn.Module):
 
 
 def _projection(before: int, after: int, stride: int) -> nn.Module | None:
+    """The shortcut of a block that changes shape; None for other blocks."""
     if stride == 1 and before == after:
         return None
     conv = nn.Conv2d(before, after, 1, stride=stride, bias=False)
@@ -170,7 +178,9 @@ def _projection(before: int, after: int, stride: int) -> nn.Module | None:
 
 Form = Literal["rgp", "standard", "standardized", "gain"]
 DE_ET_AL = ("standardized", "gain")
+"""The forms of De et al. 2022."""
 STEM = 16
+"""Channels of the stem of a wide ResNet of width 1."""
 
 
 def wide_resnet(
@@ -207,9 +217,7 @@ def wide_resnet(
 
 
 class Block(nn.Module):
-    """x + conv(activate(conv(activate(x)))), with a shortcut in place of x where the shape
-    changes.
-    """
+    """x + conv(activate(conv(activate(x)))); a shortcut replaces x if the shape changes."""
 
     def __init__(
         self, before: int, after: int, stride: int, form: Form, *, first: bool = False
@@ -219,7 +227,7 @@ class Block(nn.Module):
         self.conv1 = _conv(before, after, 3, stride, form)
         self.activate2 = _activate(after, form)
         self.conv2 = _conv(after, after, 3, 1, form)
-        # theirs has one in WRN-d-1, too
+        # De et al. have a shortcut in the first block of WRN-d-1, too, which keeps the shape
         changes = before != after or stride > 1 or (first and form == "gain")
         self.shortcut = _shortcut(before, after, stride, form) if changes else None
         self.shares_activation = form == "standard"
@@ -260,7 +268,7 @@ class GainedConv2d(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """Every second pixel, normalised, followed by as many zero channels."""
+    """Every second pixel, normalised, with as many zero channels behind its channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -272,6 +280,7 @@ class PaddedShortcut(nn.Module):
 
 
 def _norm(channels: int, form: Form) -> nn.GroupNorm:
+    """The norm of a form, with at most 16 or 32 groups."""
     groups = math.gcd(16 if form in DE_ET_AL else 32, channels)
     return nn.GroupNorm(groups, channels, affine=form != "rgp")
 
@@ -283,10 +292,10 @@ def _activate(channels: int, form: Form) -> nn.Sequential:
 
 
 def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Module:
-    """A convolution with the initial weights of its form: He's normal by fan-out, or 1 / fan-in for
-    a standardised one.
+    """A convolution with the initial weights of its form: He's normal by fan-out.
 
-    n weights of variance 1 / n are about their own standardised values.
+    A standardised one has weights of the variance 1 / fan-in: n weights of variance 1 / n are about
+    equal to their standardised values.
     """
     if form == "gain":
         gained = GainedConv2d(before, after, kernel, stride)
@@ -306,6 +315,7 @@ def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.M
 
 
 def _shortcut(before: int, after: int, stride: int, form: Form) -> nn.Module:
+    """The shortcut of a block of a wide ResNet, by its form."""
     if form == "rgp":
         assert after == 2 * before
         return PaddedShortcut(before)

@@ -1,5 +1,4 @@
-"""Small models: those of the digits, a CNN for images of any shape, the DP-CNN of RS (Table 2), and
-heads.
+"""Small models: for digits, a CNN for images of any shape, the DP-CNN of RS (Table 2), and heads.
 
 RS is Zhu and Blaschko 2023. Its DP-CNN are the end-to-end networks of Papernot et al. 2021, as
 Tramer and Boneh 2021 train them.
@@ -29,37 +28,31 @@ from torch import nn
 from fedlsg.gradients import StandardizedConv2d
 
 POOLED_SIDE = 4
-"""The side that the last feature map of ``small_cnn`` has at most, so that its hidden layer stays
-small.
-"""
+"""The largest side of the last feature map of ``small_cnn``, so that its hidden layer is small."""
 
 GROUPS = 27
-"""Of channels of scattering features (9 or 3 in each), normalised each example by itself and
-without parameters.
+"""Groups of channels of scattering features (9 or 3 in each).
 
-It is the variant of Tramer and Boneh that costs no privacy; they search 9, 27 and 81 groups.
+Each group of an example is normalised by itself, without parameters. It is the variant of Tramer
+and Boneh that costs no privacy; they search 9, 27 and 81 groups.
 """
 
 
 def _conv_block(
     in_channels: int, out_channels: int, *pool: nn.Module, standardized: bool = False
 ) -> nn.Sequential:
-    """3x3 convolution, one-group norm, tanh, and a pooling layer where one is given.
+    """3x3 convolution, norm of one group, tanh, and a pooling layer if one is given.
 
-    ``standardized``: with standardised filters, which start as those of ``wide_resnet`` do, and 16
-    groups.
+    standardized: filters are standardised, and start as those of ``wide_resnet``; the norm has up
+        to 16 groups.
     """
-    conv = (StandardizedConv2d if standardized else nn.Conv2d)(
-        in_channels, out_channels, 3, padding=1
-    )
+    groups = 1
+    kind = StandardizedConv2d if standardized else nn.Conv2d
+    conv = kind(in_channels, out_channels, 3, padding=1)
     if standardized:
         nn.init.normal_(conv.weight, std=(9 * in_channels) ** -0.5)
-    layers = [
-        conv,
-        nn.GroupNorm(math.gcd(16, out_channels) if standardized else 1, out_channels),
-        nn.Tanh(),
-    ]
-    return nn.Sequential(*layers, *pool)
+        groups = math.gcd(16, out_channels)
+    return nn.Sequential(conv, nn.GroupNorm(groups, out_channels), nn.Tanh(), *pool)
 
 
 def digits_mlp() -> nn.Module:

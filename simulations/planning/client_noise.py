@@ -1,9 +1,9 @@
-"""How much noise does each client add? As much as its epsilon needs, over all rounds together.
+"""Each client adds as much noise as its epsilon needs, over all rounds together.
 
-What a client is charged for are its past charges (``base.charged_before``), its training steps and
-the pruning round. Noise is calibrated so that all of these together reach its epsilon. It follows
-from the kind of the client alone: declared size, epsilon and delta. An epsilon or delta that no
-noise can reach is refused before anything is written.
+A client is charged for its training steps and the pruning round, in addition to what it was charged
+for before (``base.charged_before``). Noise is calibrated so that all of these together reach its
+epsilon. It follows from the kind of the client alone: declared size, epsilon and delta. An epsilon
+or delta that no noise can reach is refused before anything is written.
 
 Two noise multipliers are distinguished: the effective one is noise over sensitivity, and is what
 accountants take. The nominal one is noise over the clip norm C, and is what settings and terms say.
@@ -38,10 +38,13 @@ from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.state import ClientTerms
 
 MAX_RATES = 32
-"""Poisson rates that noise is calibrated for, at most: a calibration takes a second."""
+"""Noise is calibrated for at most this many Poisson rates: a calibration takes a second."""
+LEAST_LEFT = 1.001
+"""The least ratio of epsilon to what was spent before: below it, too little is left to train."""
 Noise = Mapping[Kind, tuple[float, float]]
 """Nominal noise multipliers of training and of the pruning round, by kind of client."""
 NO_NOISE: Noise = {}
+"""No noise multiplier was calibrated before."""
 
 
 def client_terms(
@@ -103,8 +106,9 @@ def _terms_of_kinds(base: Base, blocks: int, noise: Noise) -> dict[Kind, ClientT
 
 
 def check_deltas(clients: Clients) -> None:
-    """Raise ValueError for a delta that is so large that a unit could be published: from 1 over
-    the number of units on.
+    """Raise ValueError for a delta of 1 / (number of units) or more: a unit could be published.
+
+    Unless clients are the units, the number is that of the largest client with this delta.
     """
     sizes: dict[float | None, set[int]] = {}
     for size, _, delta in clients.kinds:
@@ -146,12 +150,11 @@ def _with_largest(terms: Mapping[Kind, ClientTerms]) -> dict[Kind, ClientTerms]:
 
 
 def counts_by_noise(base: Base) -> bool:
-    """Whether a client counts by 1 / sigma_k^2: where ``weighting`` says so, and under budgets of
-    their own where rows are dealt at random.
+    """Whether a client counts by 1 / sigma_k^2.
 
-    Elsewhere clients may differ, and a mean by noise is a mean of the data of the generous: noise
-    averages out over rounds, that does not. Without it a client counts as under one epsilon, and
-    the mean never has more noise than with everyone at the smallest epsilon.
+    ``weighting`` decides that. By default it is so for clients with own budgets, if rows are dealt
+    at random. In other partitions clients may differ, and a mean by noise would prefer the data of
+    clients with a large epsilon: noise averages out over rounds, this preference does not.
     """
     weighting = base.settings.weighting
     if weighting is not None:
@@ -163,16 +166,17 @@ def counts_by_noise(base: Base) -> bool:
 def weighted_by_noise(terms: Sequence[ClientTerms]) -> Sequence[ClientTerms]:
     """The clients' terms with the weights that their noise gives them."""
     sigmas = [t.noise_multiplier for t in terms]
-    weights = own_weights(sigmas, [t.sample_rate * t.num_examples for t in terms])
+    batches = [t.sample_rate * t.num_examples for t in terms]
+    weights = own_weights(sigmas, batches)
     return tuple(replace(t, weight=w) for t, w in zip(terms, weights, strict=True))
 
 
 def whole_histories(
     base: Base, terms: Mapping[Kind, ClientTerms], blocks: int
 ) -> list[tuple[Event, ...]]:
-    """What clients will have been charged for when all rounds are over: before, and by the plan.
+    """All events of clients when all planned rounds are over, with those from before the plan.
 
-    Kinds of clients that are charged alike have one entry.
+    Each entry has the planned events first. Kinds of clients that are charged alike share one.
     """
     different = {}
     for kind, t in terms.items():
@@ -188,9 +192,7 @@ def whole_histories(
 
 
 def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
-    """What a client that takes part in each planned round is charged for: its training steps, and
-    the pruning round.
-    """
+    """The events of a client in the planned rounds: its training steps, then the pruning round."""
     clients = base.clients
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.noise_multiplier
@@ -209,7 +211,7 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
 
 
 def log_ratio_of(base: Base) -> float:
-    """The most that the discrete noise of a secure sum adds to the privacy loss of a release."""
+    """The most that the discrete noise of secure sums adds to the privacy loss, in all releases."""
     return 0.0 if base.sums is None else most_log_ratio(base.sums)
 
 
@@ -245,8 +247,9 @@ def pruning_noise(
 
 
 def check_budget(events: Sequence[Event], clients: Clients) -> None:
-    """Raise ValueError if a single round at the given noise multiplier spends more than the given
-    epsilon.
+    """Raise ValueError if one round at the given noise multiplier spends more than the epsilon.
+
+    events: of a client by the plan; the first one has the training steps.
     """
     s = clients.settings
     if s.epsilon is None or s.noise_multiplier is None:
@@ -268,8 +271,9 @@ def check_budget(events: Sequence[Event], clients: Clients) -> None:
 
 
 def check_certified(events: Sequence[Event], delta: float) -> None:
-    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon; the
-    cheaper goes first.
+    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon.
+
+    The cheaper accountant is asked first.
     """
     try:
         compose(events, delta=delta, accountants=("pld",))
@@ -280,10 +284,11 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
 def noise_of_each(base: Base, blocks: int) -> Mapping[Kind, float]:
     """Nominal noise multiplier of training, by kind of client.
 
-    It is the given one if there is one, and 0 without noise. Else the effective noise multiplier
-    sigma_eff is calibrated to epsilon, next to the pruning round and whatever was charged before:
-    they are on the same examples. The nominal one is sigma_eff * sensitivity / C, times the
-    examples of a unit.
+    It is the given one if there is one, and 0 without noise. Otherwise the effective one,
+    sigma_eff, is calibrated so that training, the pruning round and all earlier charges together
+    reach epsilon: they are on the same examples. Then
+
+        sigma = sigma_eff * (sensitivity / C) * (examples of a unit)
     """
     mechanism = base.method.mechanism
     kinds = dict.fromkeys(base.clients.kinds)
@@ -299,7 +304,7 @@ def noise_of_each(base: Base, blocks: int) -> Mapping[Kind, float]:
         for history in base.before.of(kind):
             by_budget.setdefault((epsilon, delta, history), []).append(kind)
     charges = charged_by_size(base.clients)
-    effective = dict.fromkeys(kinds, 0.0)
+    effective = dict.fromkeys(kinds, 0.0)  # the largest over the pasts of a kind
     for (epsilon, delta, history), kinds_of_budget in by_budget.items():
         check_something_left(history, epsilon, delta)
         pruning = () if base.before.rounds else pruning_round(base.method, epsilon, delta)
@@ -330,12 +335,8 @@ def charged_by_size(clients: Clients) -> dict[int, tuple[float, int]]:
     }
 
 
-LEAST_LEFT = 1.001
-"""Epsilon over what was spent before, at the least: below it, too little is left to train with."""
-
-
 def check_something_left(history: History, epsilon: float, delta: float) -> None:
-    """Raise ValueError if what a client has spent before leaves nothing of its epsilon."""
+    """Raise ValueError if a client has spent (nearly) all of its epsilon before."""
     before = spread([history], delta=delta).largest
     if before * LEAST_LEFT >= epsilon:
         raise ValueError(

@@ -1,5 +1,6 @@
-"""The plan of a run: its base, with each client's Poisson rate and calibrated noise. Made once, on
-the server's side.
+"""The plan of a run: its base, with each client's Poisson rate and calibrated noise.
+
+It is made once, on the server's side.
 """
 
 import time
@@ -25,19 +26,19 @@ from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, different_terms
 
 Spent = Callable[[Base], Before]
+"""Gives what the clients of a base were charged for before."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan(Base):
-    """A base with the terms of every client: its Poisson rate and its calibrated noise
-    multiplier.
+    """A base with the terms of every client.
 
-    ``notes``: what the owner should know before the first charge, a sentence each. They are on the
-        run's page, for everybody.
-    ``for_owner``: the same, of private rows: for the terminal, in no file.
-    ``began``: when the command or call began that the user waits for, on the clock of
-        ``time.monotonic``.
-    ``given``: the settings that its user gave, as ``words_given`` has them.
+    terms: of each client: its Poisson rate, its calibrated noise multiplier and its weight.
+    notes: sentences that the owner should know before the first charge. They are on the run's page,
+        for everybody.
+    for_owner: the same about private rows: for the terminal, in no file.
+    given: the settings that its user gave, as ``words_given`` has them.
+    began: the monotonic clock when the command or call began that the user waits for.
     """
 
     terms: Sequence[ClientTerms]
@@ -57,13 +58,16 @@ def make_plan(
     spent: Spent | None = None,
     noise: Noise = NO_NOISE,
 ) -> Plan:
-    """``prepare``, then check delta and calibrate each client's noise multiplier.
+    """The plan of a run: ``prepare``, then checks, and each client's noise multiplier.
 
-    The multiplier targets the largest number of local steps of any client in the public schedule;
-    no amplification by client sampling is claimed. ``spent``: what the clients of a base were
-    charged for before, which epsilon covers, too. ``noise``: that of clients by their size, where
-    it was calibrated when the run was last planned. Raises ValueError for a delta or an epsilon
-    that cannot be met, and for test rows of a user's own that are training rows.
+    The multiplier is for the largest number of local steps of any client in the public schedule. No
+    amplification by client sampling is claimed.
+
+    progress, declared, given, loaded: see ``prepare``.
+    spent: gives what the clients were charged for before, which epsilon covers, too.
+    noise: noise multipliers that were calibrated when the run was last planned.
+    Raises ValueError for a delta or an epsilon that cannot be met, and for rows or a model with
+    which no round would end.
     """
     base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
     base = with_microbatch(with_level(base))
@@ -89,8 +93,8 @@ def make_plan(
     if base.method.mechanism.adds_noise:
         largest = max(common)
         mechanism = replace(base.method.mechanism, noise_multiplier=largest)
-        alike = len(common) == 1 and not base.clients.own_budgets
-        resolved = replace(base.settings, noise_multiplier=largest if alike else None)
+        is_common = len(common) == 1 and not base.clients.own_budgets
+        resolved = replace(base.settings, noise_multiplier=largest if is_common else None)
         if base.unit.at_server:
             adaptive_clip(base.settings, largest)
         base = replace(base, settings=resolved, method=replace(base.method, mechanism=mechanism))

@@ -1,8 +1,7 @@
-"""One wording for each fact of a run, in the terminal and on every page, and its result in one
-sentence.
+"""The words for facts of a run, in the terminal and on every page; and its result in one sentence.
 
-The sentence says only what the run supports: without privacy, in test mode or at the level of
-guessing it says so.
+The sentence says only what the run supports: it says if the run has no privacy, is in test mode, or
+is at the level of guessing.
 """
 
 import math
@@ -24,14 +23,17 @@ AT_SERVER = (
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 SHARED = ("secure", "aggregate")
+"""Kinds of trust in which clients share the noise of a sum."""
 TEST_MODE = "in test mode: the noise is reproducible, so nothing is private"
 WITHOUT = "with no privacy"
 SAME = 0.05
 """Ratios of bytes that are nearer to 1 than this are called equal."""
+EXACT_LOSS = 1e6
+"""A larger loss is written with an exponent."""
 
 
 def outcome(summary: Summary) -> dict[str, str]:
-    """What a finished run reached and what it cost, from its summary.json."""
+    """Facts of a finished run by their names: what it reached, and what it cost."""
     rho, source, empty = (summary.get(name) for name in ("rho", "probe_source", "empty_rounds"))
     seconds = summary.get("transfer_seconds", {})
     links = (
@@ -59,9 +61,7 @@ def outcome(summary: Summary) -> dict[str, str]:
 
 
 def _sent(summary: Summary) -> dict[str, str]:
-    """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to
-    itself.
-    """
+    """Bytes up and down, compared with dense updates; empty if the server keeps them secret."""
     if "uplink_bytes" not in summary:
         return {}
     dense = float(summary["uplink_bytes_dense"])
@@ -75,20 +75,14 @@ def _sent(summary: Summary) -> dict[str, str]:
 
 
 def tested(summary: Summary) -> dict[str, str]:
-    """What was measured on the test split: accuracy if there are classes, loss, and the workload's
-    own metrics.
-    """
-    loss = (
-        f"loss {reached:.3f}"
-        if abs(reached := float(summary["loss"])) < 1e6
-        else f"loss {reached:.3g}"
-    )
-    own = "".join(
-        f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items()
-    )
+    """The fact about the test split: accuracy if there are classes, loss, and metrics."""
+    loss = float(summary["loss"])
+    words = f"loss {loss:.3f}" if abs(loss) < EXACT_LOSS else f"loss {loss:.3g}"
+    for name, value in summary.get("metrics", {}).items():
+        words += f", {name} {float(value):.4g}"
     if summary["accuracy"] is None:
-        return {"test": loss + own}
-    return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
+        return {"test": words}
+    return {"test accuracy": f"{percent(summary['accuracy'])}, {words}"}
 
 
 def counted(number: int, what: str) -> str:
@@ -97,38 +91,42 @@ def counted(number: int, what: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Text of somebody else's for a terminal: control characters, and those that turn text round,
-    as their codes.
+    """Text of somebody else for a terminal, with control characters as their codes.
+
+    So are characters that change the direction of text.
     """
-    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in str(text))
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def client_words(row: Mapping[str, Any]) -> str:
-    """A client of ``by_client`` in a sentence: its name, or its number. A name without a letter is
-    quoted: it could be a number.
+    """A client of ``by_client`` in a sentence: its name, or its number.
+
+    A name without a letter is quoted, because it could be a number.
     """
     name = row.get("name")
     if name is None:
         return f"client {row['client']}"
     shown = printable(name)
-    return shown if any(one.isalpha() for one in shown) else f"client {shown!r}"
+    return shown if any(map(str.isalpha, shown)) else f"client {shown!r}"
 
 
 def named(text: str, names: Sequence[str] | None) -> str:
-    """A message for the owner of the clients: names in place of "client 3", "clients 0 and 1" and
-    "client 0 2: why; 1: why". Numbers without a name stay.
+    """A message for the owner of the clients, with names in place of their numbers.
+
+    Numbers are in "client 3", "clients 0 and 1" and "client 0 2: why; 1: why". Those without a name
+    stay.
     """
     if not names:
         return text
 
-    def replaced(found: re.Match[str]) -> str:
-        clients = [int(number) for number in re.findall(r"\d+", found.group())]
-        if max(clients) >= len(names):
-            return found.group()
-        words = [client_words({"client": one, "name": names[one]}) for one in clients]
-        return " and ".join(words) if " and " in found.group() else ", ".join(words)
+    def to_names(match: re.Match[str]) -> str:
+        numbers = list(map(int, re.findall(r"\d+", match.group())))
+        if max(numbers) >= len(names):
+            return match.group()
+        words = [client_words({"client": client, "name": names[client]}) for client in numbers]
+        return " and ".join(words) if " and " in match.group() else ", ".join(words)
 
-    return NUMBERED.sub(replaced, text)
+    return NUMBERED.sub(to_names, text)
 
 
 NUMBERED = re.compile(
@@ -136,12 +134,13 @@ NUMBERED = re.compile(
     r"|\bclients \d+(?:(?: and |, )\d+)*(?!\d|\.\d)"
     r"|\bclient \d+(?!\d|\.\d)"
 )
-"""How messages name clients by their numbers."""
+"""Numbers of clients in messages."""
 
 
 def by_client_line(summary: Summary) -> str:
-    """The spread of the accuracy over clients, on public test rows like theirs; empty if it was not
-    measured.
+    """The spread of the accuracy over clients, on public test rows like theirs, in words.
+
+    Empty if it was not measured.
     """
     said = summary.get("accuracy_by_client")
     if not said:
@@ -163,8 +162,9 @@ def features_line(summary: Summary) -> str:
 
 
 def wire_words(summary: Summary, direction: str) -> str:
-    """What the messages took with their framing, and next to dense updates in the same framing
-    where payloads have another size; nothing for runs that did not count it.
+    """The bytes of the messages with their framing, compared with dense updates in that framing.
+
+    The comparison is left out if payloads are about as large. Empty for runs that did not count.
     """
     count = summary.get(f"{direction}_bytes_wire")
     if count is None:
@@ -189,7 +189,7 @@ def against_dense(dense: float, sent: float) -> str:
 
 
 def fewer_bytes(saved: float | None) -> str:
-    """The same after "with": how the bytes that clients sent compare; empty if none were sent."""
+    """The bytes of clients compared with dense updates, after "with"; empty if none were sent."""
     if saved is None or not saved > 0:
         return ""
     words = ("as many uplink bytes as", "{} fewer uplink bytes than", "{} more uplink bytes than")
@@ -204,16 +204,14 @@ def _compared(ratio: float, equal: str, less: str, more: str) -> str:
 
 
 def epsilon_words(value: float, digits: int = 3) -> str:
-    """An epsilon for people, rounded up: less than was spent is never claimed, and never 0 unless
-    nothing was.
-    """
+    """An epsilon for people, rounded up: it is never less than what was spent."""
     if not math.isfinite(value):
         return f"{value}"
     return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 
 
 def privacy_line(summary: Summary) -> str:
-    """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
+    """Epsilon, delta, of whom and under which trust; NOT PRIVATE if nothing is claimed."""
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
         return REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
@@ -252,7 +250,7 @@ def has_own_noise(summary: Summary) -> bool:
 
 
 def of_whom(summary: Summary) -> str:
-    """Whose epsilon is the largest, where the clients have names and others spent less."""
+    """The client with the largest epsilon, in words; empty without names, or if all spent alike."""
     worst = summary.get("accountant", {}).get("client")
     rows = [
         row for row in summary.get("by_client", ()) if row["client"] == worst and row.get("name")
@@ -263,7 +261,7 @@ def of_whom(summary: Summary) -> str:
 
 
 def secure_words(sums: Mapping[str, int]) -> str:
-    """What a secure sum protects, against whom."""
+    """What a secure sum protects, and against whom, in words."""
     t = sums["colluders"]
     others = (
         f", also with {t} colluding client{'' if t == 1 else 's'}"
@@ -279,9 +277,7 @@ def secure_words(sums: Mapping[str, int]) -> str:
 
 
 def strongest(summary: Summary) -> str:
-    """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every
-    reader.
-    """
+    """The reader of ``epsilon_max``, after "at epsilon 3"; empty if it holds for every reader."""
     t = _participants(summary)
     if not t:
         return ""
@@ -289,9 +285,7 @@ def strongest(summary: Summary) -> str:
 
 
 def readers_line(summary: Summary) -> str:
-    """Epsilon of a sum against each reader; empty where one number holds for all of them, or none
-    is claimed.
-    """
+    """Epsilon of a sum against each reader; empty if one holds for all, or none is claimed."""
     found, t = summary.get("epsilon_by_reader", {}), _participants(summary)
     if not t or not found or not summary["private"]:
         return ""
@@ -305,8 +299,9 @@ def readers_line(summary: Summary) -> str:
 
 
 def _participants(summary: Summary) -> int:
-    """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all,
-    or is unknown.
+    """t, the number of clients of a sum that epsilon counts as its readers.
+
+    It is 0 if one epsilon holds for all readers, or if epsilons of readers are not known.
     """
     found = summary.get("epsilon_by_reader", {})
     if summary.get("trust") not in SHARED or not found or found["outside"] == found["participant"]:
@@ -316,9 +311,7 @@ def _participants(summary: Summary) -> int:
 
 
 def simulated_facts(summary: Summary) -> dict[str, str]:
-    """What the simulated clock shows at the end, and what became of the selected clients; empty
-    without one.
-    """
+    """Facts of a run with a simulated clock: its time, and the selected clients; else empty."""
     said = summary.get("simulated")
     if said is None:
         return {}
@@ -337,7 +330,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, or minutes where they are many."""
+    """Seconds in words, or minutes from 120 seconds on."""
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} minutes"
 
 
@@ -351,7 +344,7 @@ def human_bytes(count: float) -> str:
 
 
 def run_headline(result: Result) -> str:
-    """One or two sentences."""
+    """The result of a run in one or two sentences."""
     if not result.done:
         return _unfinished(result)
     bytes_said = fewer_bytes(result.saved)
@@ -362,29 +355,23 @@ def run_headline(result: Result) -> str:
 
 
 def _unfinished(result: Result) -> str:
+    """How far a run is, and its accuracy so far."""
     planned = result.settings.get("rounds", "?")
     state = {"failed": "Failed", "running": "Running"}.get(result.status, "Not finished")
-    so_far = (
-        ""
-        if result.accuracy is None
-        else f" {100 * result.accuracy:.1f} % {_measured_on(result)} so far."
-    )
-    return f"{state}: {len(result.rows)} of {planned} rounds.{so_far}"
+    words = f"{state}: {len(result.rows)} of {planned} rounds."
+    return words if result.accuracy is None else f"{words} {reached(result)} so far."
 
 
 def reached(result: Result) -> str:
-    """Accuracy, or the loss where there is none, and on which rows."""
+    """The accuracy and its rows, or the loss without an accuracy, in words."""
     if result.accuracy is None:
         return f"Test loss {float(result.summary['loss']):.3g}"
-    return f"{100 * result.accuracy:.1f} % {_measured_on(result)}"
-
-
-def _measured_on(result: Result) -> str:
-    return "accuracy on held-out training rows" if result.held_out else "test accuracy"
+    rows = "accuracy on held-out training rows" if result.held_out else "test accuracy"
+    return f"{100 * result.accuracy:.1f} % {rows}"
 
 
 def at_epsilon(summary: Summary) -> str:
-    """``at epsilon 8.000 (delta 1e-05)``, of what; or that there is none."""
+    """Such as ``at epsilon 8.000 (delta 1e-05)``, with what it is of; or that there is none."""
     if not summary["private"]:
         return TEST_MODE if summary.get("reproducible") else WITHOUT
     of = {
@@ -403,7 +390,7 @@ def at_epsilon(summary: Summary) -> str:
 
 
 def _limits(result: Result) -> list[str]:
-    """What weakens the sentence before it."""
+    """Sentences about what limits the result."""
     said = []
     planned, ran = result.settings.get("rounds"), result.summary.get("rounds")
     if result.reason and planned != ran:

@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 DEFAULT = Options()
+"""Options that all have the workload's defaults."""
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
     {
@@ -70,13 +71,15 @@ _REGISTRY: Mapping[str, Any] = MappingProxyType(
         "hf-text": HubTexts(),
     }
 )
-"""A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
+"""What loads each workload and has its preset: modules, and objects with the same function."""
 
 
 GROUP = "fedlsg.workloads"
 """The entry point group of packages that offer workloads."""
 _GIVEN: dict[str, Workload] = {}
+"""Workloads that ``give`` named, by their names."""
 _MADE: dict[str, tuple[Any, Workload]] = {}
+"""Functions of references and entry points, and the workload that each returned, by name."""
 
 
 def names() -> tuple[str, ...]:
@@ -96,8 +99,8 @@ def give(name: str, workload: Workload) -> None:
 def own(name: str) -> Workload | None:
     """The workload of a user's own that has this name; None for those of fedlsg.
 
-    Raises ValueError for a reference to what is not a workload, or where this process runs no code
-    that a setting names.
+    Raises ValueError for a reference to something else, and if this process runs no code that a
+    setting names.
     """
     if name in _GIVEN:
         return _GIVEN[name]
@@ -113,7 +116,7 @@ def own(name: str) -> Workload | None:
 
 
 def _source(name: str) -> Any:
-    """What loads a workload and has its preset."""
+    """What loads the workload and has its preset. Raises ValueError for an unknown name."""
     workload = own(name)
     if workload is None and name not in _REGISTRY:
         raise ValueError(f"unknown workload {name!r}{_meant(name)}")
@@ -127,22 +130,22 @@ OWN_DATA = (
 
 
 def _meant(name: str) -> str:
-    """The end of a message about a workload that there is not."""
+    """The end of a message about an unknown workload."""
     if Path(name).suffix or Path(name).exists():
         return f": it is the name of a built-in data set, and {name} is one of files; {OWN_DATA}"
-    longer = next((known for known in _REGISTRY if len(name) > 3 and name in known), None)
-    near = f"; did you mean {longer!r}?" if longer else did_you_mean(name, _REGISTRY) or ","
+    longer = [known for known in _REGISTRY if len(name) > 3 and name in known]
+    near = did_you_mean(name, _REGISTRY) or ","
+    if longer:
+        near = f"; did you mean {longer[0]!r}?"
     return f"{near} expected one of {', '.join(_REGISTRY)}; {OWN_DATA}"
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
     """A workload's preset, and the values that differ for a method; no data is read."""
     source = _source(name)
-    return (
-        (source.DEFAULTS, source.METHOD_DEFAULTS)
-        if isinstance(source, ModuleType)
-        else (source.defaults, source.method_defaults)
-    )
+    if isinstance(source, ModuleType):
+        return source.DEFAULTS, source.METHOD_DEFAULTS
+    return source.defaults, source.method_defaults
 
 
 def summary(name: str) -> str:
@@ -164,8 +167,7 @@ def load(
     public_only: bool = False,
     seed: int | None = None,
 ) -> LoadedWorkload:
-    """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout``
-    leave it.
+    """Load a workload by name, with the rows that ``options`` leave it (``restrict``).
 
     data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then
     the hub.
@@ -174,8 +176,8 @@ def load(
     progress: called with one line of text at a time during slow work.
     public_only: give a training split without rows, for a server whose clients hold their own data.
         Files of training rows are not opened, and may be missing.
-    seed: that of a reproducible run: rows that a Dataset makes draw by it; else their draws are
-    secret and new.
+    seed: that of a reproducible run, from which rows of a Dataset draw. None: their draws are
+        secret and new.
     Raises:
         ValueError: unknown name (the message lists the known ones), an option out of range or one
             that the workload does not use, or damaged data.
@@ -191,7 +193,7 @@ def load(
         seed=seed,
     )
     loaded: LoadedWorkload = _source(name).load(request)
-    # texts name a checkpoint by their model
+    # the encoder of texts has found its checkpoint itself
     if options.pretrained is not None and loaded.test.lengths is None:
         loaded = replace(loaded, models=_with_weights(loaded, options, progress))
     if not public_only:
@@ -217,18 +219,16 @@ def _with_weights(
 
 
 def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
-    """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are
-    evaluated instead.
+    """The workload with fewer training rows, held-out test rows and features, as options say.
 
-    Its inputs are features, where options name some.
+    In this order: rows without a client of the data's own are left out; ``train_rows`` of the rest
+    are kept; inputs become ``features``; the share ``holdout`` of the rows replaces the test
+    splits. Data without test rows have theirs held out before they are read.
 
     Fixed public permutations choose the rows. They depend on the number of rows only: two runs with
-    the same setting see the same rows, whatever their seed.
-    ``train_rows`` comes first: a share h of those rows is held out, and the test splits are
-    replaced by it. A held-out accuracy is computed from private examples without noise: choose
-    hyperparameters with it in simulation, on data that you may look at, because no epsilon covers
-    it. Data without test rows have theirs held out before they are read.
-    Rows that the data's own clients leave to nobody are left out first.
+    the same setting see the same rows with any seed. A held-out accuracy is computed from private
+    examples without noise: choose hyperparameters with it in simulation, on data that you may look
+    at, because no epsilon covers it.
     Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
     options = request.options
@@ -238,7 +238,8 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
         workload = _only(workload, _fewer_rows(workload, options.train_rows))
     if options.features is not None:
         workload = with_features(workload, request)
-    if options.holdout is not None and workload.test_name != HOLDOUT:  # data without test have it
+    is_held_out = workload.test_name == HOLDOUT  # of data without test rows
+    if options.holdout is not None and not is_held_out:
         kept, held_out = hold_out(len(workload.train), options.holdout, workload.name)
         columns = {name: values[held_out.numpy()] for name, values in workload.columns.items()}
         workload = replace(
@@ -252,24 +253,22 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
 
 
 def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload:
-    """The workload with these training rows, in this order; columns and given clients are those of
-    these rows.
-    """
+    """The workload with these training rows, in this order, and their columns and clients."""
     parts = None if workload.parts is None else workload.parts.pick(rows.numpy())
     columns = {name: values[rows.numpy()] for name, values in workload.columns.items()}
-    held = torch.zeros(len(workload.train), dtype=torch.bool)
-    held[rows] = True
-    others = (~held).nonzero().squeeze(1)
-    left_out = (*workload.left_out, *([workload.train.pick(others)] if len(others) else []))
+    is_kept = torch.zeros(len(workload.train), dtype=torch.bool)
+    is_kept[rows] = True
+    others = (~is_kept).nonzero().squeeze(1)
+    left_out = workload.left_out
+    if len(others):
+        left_out = (*left_out, workload.train.pick(others))
     return replace(
         workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=left_out
     )
 
 
 def _fewer_rows(workload: LoadedWorkload, count: int) -> Int64[Tensor, " count"]:
-    """The first ``count`` rows of a fixed public permutation of the training split, in their stored
-    order.
-    """
+    """The first ``count`` rows of a fixed public permutation of the training split, ascending."""
     size = len(workload.train)
     if not 1 <= count <= size:
         raise ValueError(

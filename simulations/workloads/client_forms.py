@@ -1,18 +1,11 @@
-"""Clients in the forms in which people have them; each becomes ``Parts``, the client of each row.
+"""The clients that ``train=`` gives: a list or dict of data sets, one for each client.
 
-    train=       a list or dict of data sets, one a client     -> ``open_clients``
-    partition=   row numbers by client, an owner for each row,
-                 Subsets, a partitioner of flwr-datasets       -> ``given_parts``
-
-Several data sets become one, and the owners of its rows: one reader reads it, once. An epsilon
-holds for a row that comes once, so a row of two clients is refused in every form: numbers of rows
-by ``check_disjoint``, data sets by the origin of their rows (``check_once``).
+The data sets become one, with ``Parts``, the client of each row: one reader reads it, once. An
+epsilon holds for a row that comes once, so a row of two clients is refused by the origin of rows
+(``check_once``). Clients of one data set are in ``given_partition``.
 """
 
-import contextlib
-import io
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,40 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from fedlsg.rows.data_loader import dataset_of
 from fedlsg.rows.origin import check_parts, own_copy, parts_of, parts_of_inputs
 from fedlsg.rows.row_memory import RowParts, earlier_rows, joined
-from fedlsg.simulations.workloads.base.parts import Parts, check_disjoint, distinct_names, label_of
+from fedlsg.simulations.workloads.base.parts import Parts, distinct_names, label_of
 from fedlsg.simulations.workloads.base.split import hold_out
-from fedlsg.simulations.workloads.partition import parts_of_owners
-from fedlsg.simulations.workloads.rows import Rows
 from fedlsg.simulations.workloads.rows.column_memory import parts_of_table
-from fedlsg.simulations.workloads.rows.columns import LABEL, Table, is_table, text_of
+from fedlsg.simulations.workloads.rows.columns import LABEL, Table, is_table
 from fedlsg.simulations.workloads.rows.image_folders import ImageFolder
 from fedlsg.simulations.workloads.rows.loaders import is_splits
-from fedlsg.simulations.workloads.rows.read import (
-    array_of,
-    check_same_order,
-    open_data,
-    take,
-    unwrapped,
-)
-
-ROW = "fedlsg: number of the row"
-"""The column by which a partitioner's rows are found again."""
-
-
-# -- train=: a data set for each client
+from fedlsg.simulations.workloads.rows.read import array_of, open_data, take, unwrapped
 
 
 def data_sets(data: Any, test: Any = None) -> tuple[tuple[str, ...] | None, list[Any]] | None:
-    """The data sets of clients, and their names where a dict has them; None for one data set.
+    """(names of clients, their data sets), None for data of one data set.
 
-    A dict of data sets has one a client, but for splits. So has a list, where no other reading is
-    possible: two arrays, or two tables without a common column, are inputs and targets, and a list
-    of pairs is one of examples unless their inputs have one dimension more than those of ``test``.
+    Names are None for a list. A dict of data sets has one for each client, unless it has splits.
+    So does a list that cannot be read otherwise: two arrays, or two tables without a common column,
+    are inputs and targets. A list of pairs has examples, unless their inputs have one dimension
+    more than those of ``test``.
     """
     data = _frames_of_groups(data)
     if isinstance(data, Mapping):
@@ -63,37 +42,37 @@ def data_sets(data: Any, test: Any = None) -> tuple[tuple[str, ...] | None, list
         return distinct_names(list(data), "train"), list(data.values())
     if not isinstance(data, list | tuple) or not _all_data_sets(data):
         return None
-    if (
-        isinstance(data, tuple)
-        and len(data) == 2
-        and any(isinstance(data_set, list) for data_set in data)
-    ):
-        return None
-    frames = [data_set for data_set in data if hasattr(data_set, "iloc")]
-    if len(data) == 2 and len(frames) == 2:  # else (inputs, targets)
-        shared = set(frames[0].columns) & set(frames[1].columns)
-        return (
-            (None, list(data)) if shared and (isinstance(data, list) or LABEL in shared) else None
-        )
+    return (None, list(data)) if _has_clients(data, test) else None
+
+
+def _has_clients(data: Sequence[Any], test: Any) -> bool:
+    """Whether several data sets are those of clients, and not inputs and targets, or examples."""
+    is_list = isinstance(data, list)
+    if not is_list and len(data) == 2 and any(isinstance(data_set, list) for data_set in data):
+        return False
+    if len(data) == 2 and all(hasattr(frame, "iloc") for frame in data):
+        shared = set(data[0].columns) & set(data[1].columns)
+        return bool(shared) and (is_list or LABEL in shared)
     pairs = [data_set for data_set in data if _is_pair(data_set)]
-    mixed = isinstance(data, list) and 0 < len(pairs) < len(data)  # a message names the two forms
-    return (None, list(data)) if not pairs or mixed or _pairs_of_rows(pairs, test) else None
+    mixed = is_list and 0 < len(pairs) < len(data)  # clients, whose two forms a message names
+    return not pairs or mixed or _pairs_of_rows(pairs, test)
 
 
 def _frames_of_groups(data: Any) -> Any:
     """A dict of the frames of ``frame.groupby(column)`` or ``group_by``; other data as they are."""
     if "GroupBy" not in type(data).__name__ or not hasattr(data, "__iter__"):
         return data
-    frames = {
-        name[0] if isinstance(name, tuple) and len(name) == 1 else name: frame
-        for name, frame in data
-    }
-    if other := [type(one).__name__ for one in frames.values() if not is_table(one)]:
+    frames = {}
+    for name, frame in data:
+        is_single = isinstance(name, tuple) and len(name) == 1
+        frames[name[0] if is_single else name] = frame
+    if others := [type(frame).__name__ for frame in frames.values() if not is_table(frame)]:
         raise ValueError(
-            f"train={type(data).__name__} has a {other[0]} a client: group the whole frame, as "
+            f"train={type(data).__name__} has a {others[0]} a client: group the whole frame, as "
             "frame.groupby(column)"
         )
-    size, grouped = len(getattr(data, "obj", ())), sum(map(len, frames.values()))
+    size = len(getattr(data, "obj", ()))
+    grouped = sum(map(len, frames.values()))
     if grouped < size:
         raise ValueError(
             f"train={type(data).__name__} leaves out {size - grouped} of {size} rows, whose group "
@@ -103,53 +82,61 @@ def _frames_of_groups(data: Any) -> Any:
 
 
 def _all_data_sets(data: Any) -> bool:
-    """Whether all are data sets, one at least; ``[]`` is one without rows."""
-    empty = [isinstance(data_set, list | tuple) and not len(data_set) for data_set in data]
-    return not all(empty) and all(
-        none or _is_data_set(data_set) for none, data_set in zip(empty, data, strict=True)
-    )
+    """Whether all of ``data`` are data sets; some, but not all, may be ``[]``."""
+    filled = [item for item in data if not _is_empty(item)]
+    return bool(filled) and all(map(_is_data_set, filled))
 
 
-def _is_data_set(one: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return _is_pair(one) or _is_list_of_examples(one)
-    if isinstance(one, Mapping):
-        return is_splits(one)
-    return isinstance(one, str | Path | Dataset | DataLoader) or is_table(one)
+def _is_empty(item: Any) -> bool:
+    return isinstance(item, list | tuple) and not len(item)
 
 
-def _is_pair(one: Any) -> bool:
+def _is_data_set(item: Any) -> bool:
+    if isinstance(item, list | tuple):
+        return _is_pair(item) or _is_list_of_examples(item)
+    if isinstance(item, Mapping):
+        return is_splits(item)
+    return isinstance(item, str | Path | Dataset | DataLoader) or is_table(item)
+
+
+def _is_pair(item: Any) -> bool:
     """Whether it is (inputs, targets) of several rows."""
     return (
-        isinstance(one, list | tuple)
-        and len(one) == 2
-        and _is_array(one[1])
-        and (_is_array(one[0]) or _is_fields(one[0]))
+        isinstance(item, list | tuple)
+        and len(item) == 2
+        and _is_array(item[1])
+        and (_is_array(item[0]) or _is_fields(item[0]))
     )
 
 
-def _is_list_of_examples(one: Any) -> bool:
+def _is_list_of_examples(item: Any) -> bool:
     """Whether it is a list of examples, each (input, target)."""
-    return isinstance(one, list) and all(isinstance(row, tuple) and len(row) == 2 for row in one)
+    return isinstance(item, list) and all(isinstance(row, tuple) and len(row) == 2 for row in item)
 
 
 def _is_array(part: Any) -> bool:
-    """Whether a part of a pair has a row an example."""
+    """Whether a part of a pair has one row for each example."""
     shape = getattr(part, "shape", None)
     return bool(len(shape)) if shape is not None else isinstance(part, list)
 
 
 def _is_fields(part: Any) -> bool:
+    """Whether a part of a pair is a dict of arrays."""
     return isinstance(part, Mapping) and bool(part) and all(map(_is_array, part.values()))
 
 
 def _shape(inputs: Any) -> tuple[int, ...]:
+    """The shape of inputs; of a dict, that of its first array; of a list, (its length,)."""
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     return (len(first),) if isinstance(first, list) else tuple(first.shape)
 
 
 def _pairs_of_rows(pairs: Sequence[Any], test: Any) -> bool:
-    """Whether pairs are the data of clients, and not examples."""
+    """Whether pairs are data sets of clients, and not examples.
+
+    They are if their inputs have as many dimensions as those of ``test``. Without a pair as test,
+    if their shapes differ and each pair has as many inputs as targets.
+    """
     shapes = [_shape(pair[0]) for pair in pairs]
     if _is_pair(test):
         return len(shapes[0]) == len(_shape(test[0]))
@@ -160,8 +147,11 @@ def _pairs_of_rows(pairs: Sequence[Any], test: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """Opened splits, the clients that train has by itself, and the rows of train that are not held
-    out for a test.
+    """Opened splits, and the clients of train.
+
+    splits: opened data of "train" and "test", the one that is here.
+    parts: the clients of a list or dict of data sets; None for one data set.
+    kept: numbers of the given rows of train that are not held out for a test; None if none are.
     """
 
     splits: Mapping[str, Any]
@@ -188,7 +178,7 @@ def open_splits(given: Mapping[str, Any], name: str, holdout: float | None) -> O
             "of the rows of train as test rows"
         )
     train = splits["train"]
-    kept, held = (rows.numpy() for rows in hold_out(_size(train, "train"), holdout, name))
+    kept, held = (rows.numpy() for rows in hold_out(rows_in(train, "train"), holdout, name))
     return Opened(
         splits={"train": take(train, kept, "train"), "test": take(train, held, "train")},
         parts=None if parts is None else parts.pick(kept),
@@ -197,108 +187,117 @@ def open_splits(given: Mapping[str, Any], name: str, holdout: float | None) -> O
 
 
 def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | None]:
-    """Opened data, for the reader; of several data sets one, with the clients that have its rows.
+    """One opened data set for the reader, with the clients that have its rows.
 
+    The clients are None if the data are one data set.
     Raises ValueError, naming the clients, for a row of two of them, for a client without rows, and
-    for data sets of several kinds. Of one data set, for a row that comes twice.
+    for data sets of several kinds. For one data set, it raises for a row that comes twice.
     """
     several = data_sets(data, test)
     if several is None:
         data = unwrapped(data, what)
         rows = open_data(data, what)
-        if what == "train" and (isinstance(rows, Table) or _is_pair(rows)):  # else as it is read
+        # other forms are checked while they are read
+        if what == "train" and (isinstance(rows, Table) or _is_pair(rows)):
             check_parts(_parts_of_rows(data, rows), what)
         return rows, None
     names, items = several
-    called = [f"{what}[{label_of(client, names)}]" for client in range(len(items))]
-    for client, (item, call) in enumerate(zip(items, called, strict=True)):
-        if isinstance(item, list | tuple) and not len(item):
+    titles = [f"{what}[{label_of(client, names)}]" for client in range(len(items))]
+    for client, (item, title) in enumerate(zip(items, titles, strict=True)):
+        if _is_empty(item):
             raise ValueError(
-                f"{call}: client {label_of(client, names)} has no rows: leave that client out"
+                f"{title}: client {label_of(client, names)} has no rows: leave that client out"
             )
-    bare = [unwrapped(item, call) for item, call in zip(items, called, strict=True)]
-    for item, call in zip(bare, called, strict=True):
+    bare = [unwrapped(item, title) for item, title in zip(items, titles, strict=True)]
+    for item, title in zip(bare, titles, strict=True):
         if isinstance(item, str | Path) and Path(item).expanduser().is_dir():
             raise ValueError(
-                f"{call}={str(item)!r}: the data of one client are a table, a .npz file or a "
+                f"{title}={str(item)!r}: the data of one client are a table, a .npz file or a "
                 "Dataset; images of several clients are one folder, whose metadata.csv has a "
                 "column for the client"
             )
-    opened = [open_data(item, call) for item, call in zip(bare, called, strict=True)]
-    sizes = [_size(rows, call) for rows, call in zip(opened, called, strict=True)]
+    opened = [open_data(item, title) for item, title in zip(bare, titles, strict=True)]
+    sizes = [rows_in(rows, title) for rows, title in zip(opened, titles, strict=True)]
     if what == "train":  # test, which is public, may have a row twice
-        check_once(bare, opened, called)
+        check_once(bare, opened, titles)
     parts = Parts(np.repeat(np.arange(len(sizes)), sizes), len(sizes), names)
-    return _joined(opened, called, what), parts
+    return _joined(opened, titles, what), parts
 
 
-def _size(one: Any, called: str) -> int:
-    if isinstance(one, Table | ImageFolder):
-        return one.size
+def rows_in(data: Any, title: str) -> int:
+    """The number of rows of opened data.
+
+    Raises ValueError, with the ``title`` of the data, for data without a length or without rows.
+    """
+    if isinstance(data, Table | ImageFolder):
+        return data.size
     try:
-        size = len(one[1] if _is_pair(one) else one)
+        size = len(data[1] if _is_pair(data) else data)
     except (TypeError, NotImplementedError):
         raise ValueError(
-            f"{called}={type(one).__name__} has no length: give a Dataset with __len__"
+            f"{title}={type(data).__name__} has no length: give a Dataset with __len__"
         ) from None
     if not size:
-        raise ValueError(f"{called} has no rows: leave that client out")
+        raise ValueError(f"{title} has no rows: leave that client out")
     return size
 
 
-def _joined(opened: Sequence[Any], called: Sequence[str], what: str) -> Any:
-    """One data set with the rows of all, in order."""
-    kinds = dict.fromkeys(_kind(rows) for rows in opened)
-    if len(kinds) > 1:
-        first = [_kind(rows) for rows in opened].index(list(kinds)[1])
-        raise ValueError(
-            f"{called[0]} is a {_kind(opened[0])}, {called[first]} a {_kind(opened[first])}: give "
-            "the data of all clients in one form"
-        )
+def _joined(opened: Sequence[Any], titles: Sequence[str], what: str) -> Any:
+    """One data set with the rows of all, in order. ``titles``: of each client's data."""
+    kinds = list(map(_kind, opened))
+    for title, kind in zip(titles, kinds, strict=True):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"{titles[0]} is a {kinds[0]}, {title} a {kind}: give the data of all clients in "
+                "one form"
+            )
     if isinstance(opened[0], Table):
         table = Table.joined(opened, what)
         if all(rows.targets is None for rows in opened):
             return table
         targets = [array_of(rows.targets, f"{what} targets") for rows in opened]
-        return replace(table, targets=_values_joined(targets, "targets", called))
+        return replace(table, targets=_values_joined(targets, "targets", titles))
     if _is_pair(opened[0]):
         return tuple(
-            _values_joined([pair[side] for pair in opened], name, called)
+            _values_joined([pair[side] for pair in opened], name, titles)
             for side, name in enumerate(("inputs", "targets"))
         )
     return ConcatDataset(opened)
 
 
-def _kind(one: Any) -> str:
-    if isinstance(one, Table):
-        return "table" if one.targets is None else "pair of a table and its targets"
-    return "pair (inputs, targets)" if _is_pair(one) else "Dataset"
+def _kind(data: Any) -> str:
+    """The form of opened data, in words."""
+    if isinstance(data, Table):
+        return "table" if data.targets is None else "pair of a table and its targets"
+    return "pair (inputs, targets)" if _is_pair(data) else "Dataset"
 
 
-def _values_joined(values: Sequence[Any], what: str, called: Sequence[str]) -> Any:
-    """Arrays, tensors, lists, or dicts of them, one after the other. ``called``: each client's
-    data.
-    """
-    values = [array_of(value, f"{call} {what}") for value, call in zip(values, called, strict=True)]
+def _values_joined(values: Sequence[Any], what: str, titles: Sequence[str]) -> Any:
+    """Arrays, tensors, lists, or dicts of them, one after the other."""
+    values = [
+        array_of(value, f"{title} {what}") for value, title in zip(values, titles, strict=True)
+    ]
     first = values[0]
     if isinstance(first, Mapping):
-        if other := [one for one in values if not _has_keys(one, first)]:
-            keys = list(other[0]) if isinstance(other[0], Mapping) else type(other[0]).__name__
-            raise ValueError(
-                f"{what} of the clients: expected {', '.join(map(str, first))} of all, got {keys}"
-            )
+        for value in values:
+            if not isinstance(value, Mapping) or value.keys() != first.keys():
+                keys = list(value) if isinstance(value, Mapping) else type(value).__name__
+                raise ValueError(
+                    f"{what} of the clients: expected {', '.join(map(str, first))} of all, got "
+                    f"{keys}"
+                )
         return {
-            name: _values_joined([one[name] for one in values], f"{what} {name}", called)
+            name: _values_joined([value[name] for value in values], f"{what} {name}", titles)
             for name in first
         }
     if all(isinstance(value, list) for value in values):
         return list(chain.from_iterable(values))
     shapes = [tuple(value.shape[1:]) if hasattr(value, "shape") else None for value in values]
-    for shape, call in zip(shapes, called, strict=True):
+    for shape, title in zip(shapes, titles, strict=True):
         if None not in (shape, shapes[0]) and shape != shapes[0]:
             raise ValueError(
-                f"{what} of the clients do not fit together: a row of {called[0]} has the shape "
-                f"{shapes[0]}, one of {call} {shape}: give all clients the same columns, in one "
+                f"{what} of the clients do not fit together: a row of {titles[0]} has the shape "
+                f"{shapes[0]}, one of {title} {shape}: give all clients the same columns, in one "
                 "order, or images of one size"
             )
     try:
@@ -314,39 +313,45 @@ def _values_joined(values: Sequence[Any], what: str, called: Sequence[str]) -> A
         ) from None
 
 
-def _has_keys(one: Any, first: Mapping[Any, Any]) -> bool:
-    return isinstance(one, Mapping) and one.keys() == first.keys()
-
-
-def check_once(bare: Sequence[Any], opened: Sequence[Any], called: Sequence[str]) -> None:
+def check_once(bare: Sequence[Any], opened: Sequence[Any], titles: Sequence[str]) -> None:
     """Raise ValueError, naming the clients, for a row that two data sets hold, or one twice.
 
-    A row is known by the place of its inputs in memory or in a mapped file, in a Dataset through
-    ``Subset``, in a frame that was cut from another one by its label in the index. Equal values
-    alone are not refused: two people may have them.
+    A row is known by the place of its inputs in memory or in a mapped file. In a Dataset it is
+    known through ``Subset``, in a frame that was cut from another one by its label in the index.
+    Equal values alone are not refused: two people may have them.
+
+    bare: the data sets as they were given, without their wrappers.
+    opened: the same, opened.
+    titles: of each in messages.
     """
-    files = [Path(one).expanduser() for one in bare if isinstance(one, str | Path)]
-    known = [file.stat()[1:3] if file.exists() else file for file in files]  # inode and device
-    if twice := [file for place, file in enumerate(files) if known[place] in known[:place]]:
-        raise ValueError(
-            f"{', '.join(called)}: two clients have the file {twice[0].name}, and epsilon holds "
-            "for a row that comes once: give each client its own"
-        )
-    sizes = [_size(one, call) for one, call in zip(opened, called, strict=True)]
-    rows = np.concatenate([np.arange(size) for size in sizes])
-    holders = np.repeat(np.arange(len(sizes)), sizes)
-    parts = [_parts_of_rows(one, table) for one, table in zip(bare, opened, strict=True)]
+    files = [Path(item).expanduser() for item in bare if isinstance(item, str | Path)]
+    seen = []
+    for file in files:
+        identity = file.stat()[1:3] if file.exists() else file  # inode and device
+        if identity in seen:
+            raise ValueError(
+                f"{', '.join(titles)}: two clients have the file {file.name}, and epsilon holds "
+                "for a row that comes once: give each client its own"
+            )
+        seen.append(identity)
+    sizes = [rows_in(data, title) for data, title in zip(opened, titles, strict=True)]
+    parts = [_parts_of_rows(item, data) for item, data in zip(bare, opened, strict=True)]
     places = joined(parts, sizes)
     earlier = earlier_rows(places)
     again = np.flatnonzero(earlier >= 0)
-    repeated = [(int(earlier[row]), int(row)) for row in again[:1]] or _same_labels(bare)
-    for one, other in repeated:
-        raise ValueError(
-            f"{called[holders[other]]} has the row {rows[other]} that {called[holders[one]]} has "
-            f"as row {rows[one]}{f' ({len(again)} in all)' if len(again) else ''}, and epsilon "
-            "holds for a row that comes once: give each row to one client, once; "
-            f"{own_copy(places, one, other)}"
-        )
+    repeated = (int(earlier[again[0]]), int(again[0])) if len(again) else _same_labels(bare)
+    if repeated is None:
+        return
+    # numbers among all rows to rows of a client
+    rows = np.concatenate([np.arange(size) for size in sizes])
+    holders = np.repeat(np.arange(len(sizes)), sizes)
+    first, second = repeated
+    raise ValueError(
+        f"{titles[holders[second]]} has the row {rows[second]} that {titles[holders[first]]} has "
+        f"as row {rows[first]}{f' ({len(again)} in all)' if len(again) else ''}, and epsilon "
+        "holds for a row that comes once: give each row to one client, once; "
+        f"{own_copy(places, first, second)}"
+    )
 
 
 def _parts_of_rows(bare: Any, opened: Any) -> RowParts:
@@ -358,330 +363,24 @@ def _parts_of_rows(bare: Any, opened: Any) -> RowParts:
     return parts_of(opened, np.arange(len(opened)))
 
 
-def _same_labels(bare: Sequence[Any]) -> list[tuple[int, int]]:
-    """The first two rows of frames with one label in the index and equal values, as numbers among
-    all rows. Frames that number their rows from 0 are files of their own.
+def _same_labels(bare: Sequence[Any]) -> tuple[int, int] | None:
+    """The first two rows of frames with one label in the index and equal values; None without.
+
+    Rows are numbers among all rows. Two frames that both number their rows from 0 are not compared:
+    they are of different files, and not cut from one frame.
     """
-    if not all(hasattr(labels, "iloc") and hasattr(labels, "columns") for labels in bare):
-        return []
-    cut = [not np.array_equal(np.asarray(labels.index), np.arange(len(labels))) for labels in bare]
+    if not all(hasattr(frame, "iloc") and hasattr(frame, "columns") for frame in bare):
+        return None
+    cut = [not np.array_equal(np.asarray(frame.index), np.arange(len(frame))) for frame in bare]
     if not any(cut):
-        return []
-    seen: dict[Any, tuple[int, int, int]] = {}
-    count = 0
+        return None
+    seen: dict[Any, tuple[int, int, int]] = {}  # client, row and number of the first of a label
+    number = 0
     for client, frame in enumerate(bare):
         for row, label in enumerate(frame.index):
-            other, place, number = seen.setdefault(label, (client, row, count))
-            known = number != count and (cut[client] or cut[other])
-            if known and frame.iloc[row].equals(bare[other].iloc[place]):
-                return [(number, count)]
-            count += 1
-    return []
-
-
-# -- partition=: the rows of each client of one data set
-
-EXPECTED = (
-    "partition: expected a scheme, a column, lists of row numbers (one a client), a dict of them, "
-    "or an owner for each row"
-)
-
-
-def check_form(partition: Any) -> None:
-    """Raise ValueError, with the form that works, for what is not a partition; no data are read."""
-    fix = ""
-    if isinstance(partition, int):
-        fix = f"give clients={partition} for that many"
-    elif hasattr(partition, "__next__"):
-        fix = "it can be read once only, and each process reads it: give list(...) of it"
-    elif callable(partition):
-        fix = "give what it returns"
-    elif not hasattr(partition, "__iter__") and not is_partitioner(partition):
-        fix = "give one of these"
-    elif is_table(partition) or is_splits(partition):
-        fix = (
-            "owners of rows are one column of it, frame[column]; the data of clients are train=, a "
-            "list or dict of tables"
-        )
-    if fix:
-        raise ValueError(f"{EXPECTED}, got {type(partition).__name__}; {fix}")
-
-
-def is_partitioner(partition: Any) -> bool:
-    """Whether it deals rows as the partitioners of flwr-datasets do."""
-    kind = type(partition)  # the object's own number of clients is unknown without data
-    return hasattr(kind, "load_partition") and hasattr(kind, "num_partitions")
-
-
-def given_parts(partition: Any, data: Any, opened: Opened, rows: Rows) -> Parts:
-    """The clients that ``partition`` says of the rows of train.
-
-    data, opened, rows: train as it was given, as it was opened, and as it was read. Numbers count
-    the rows of ``data``; a partitioner deals those that are not held out.
-    Raises ValueError, naming the client or row and the fix, for numbers of rows that overlap, are
-    none, or leave a row out. Rows that a partitioner leaves out are nobody's.
-    """
-    if is_partitioner(partition):
-        columns = _columns(opened.splits["train"], rows)
-        return _dealt(partition, columns, len(rows.targets))
-    kept = opened.kept
-    if kept is None:
-        return _numbered(partition, data, len(rows.targets))
-    return _numbered(
-        partition, data, len(rows.targets) + _size(opened.splits["test"], "test")
-    ).pick(kept)
-
-
-def check_owners_order(data: Any, owners: Any, what: str, called: str) -> None:
-    """Raise ValueError for a Series of owners whose index is that of a frame in another order."""
-    frame = data[0] if isinstance(data, tuple | list) and len(data) else data
-    if hasattr(owners, "iloc") and hasattr(frame, "iloc"):
-        check_same_order(frame, owners, what, called)
-
-
-def _numbered(partition: Any, data: Any, size: int) -> Parts:
-    """The clients of row numbers or of owners."""
-    if hasattr(partition, "ngroups"):  # of pandas
-        partition = partition.indices
-    if isinstance(partition, Mapping) or _is_series_of_lists(partition):
-        return _by_name(partition, data, size)
-    partition = _without_second_axis(partition, size)
-    if (owners := _owners(partition)) is None:
-        return _of_lists(list(partition), None, data, size)
-    check_owners_order(data, partition, "partition", "owners")
-    if len(owners) != size:
-        raise ValueError(
-            f"partition has one owner for each of {len(owners)} rows, and train has {size}: give "
-            "one for each row, lists of row numbers, or the name of one column"
-        )
-    parts = parts_of_owners(owners, "owners")
-    if len(parts) == size > 1:
-        raise ValueError(
-            f"partition has {size} numbers or texts that are all different, so each row would be a "
-            "client: for one client give [rows], for a client each row [[row] for row in rows]"
-        )
-    return parts
-
-
-def _is_series_of_lists(partition: Any) -> bool:
-    return hasattr(partition, "iloc") and any(
-        np.ndim(first) or isinstance(first, set) for first in partition.iloc[:1]
-    )
-
-
-def _without_second_axis(partition: Any, size: int) -> Any:
-    """Owners in an array (N, 1) as (N,). One of whole numbers that are all different is a row for
-    each client, as a list of lists would be.
-    """
-    if getattr(partition, "shape", None) != (size, 1):
-        return partition
-    column = np.asarray(partition)[:, 0]
-    rows = column.dtype.kind in "iu" and len(np.unique(column)) == size
-    return partition if rows else column
-
-
-def _owners(partition: Any) -> np.ndarray | None:
-    """A column (N,) of owners; None for lists of rows."""
-    if isinstance(partition, list | tuple | range):
-        if not len(partition) or not all(map(_is_scalar, partition)):
-            return None
-        numbers = all(isinstance(part, int | np.integer) for part in partition)
-        return np.array(partition, dtype=np.int64) if numbers else _named(partition)
-    array = np.asarray(partition)
-    if array.ndim != 1 or not all(map(_is_scalar, array[:1])):
-        return None
-    if array.dtype.kind == "M":
-        days = array.astype("datetime64[D]")
-        array = days if (np.isnat(array) | (days == array)).all() else array.astype("M8[us]")
-    return array if array.dtype.kind in "biufU" else _named(array.tolist())
-
-
-def _named(owners: Sequence[Any]) -> np.ndarray:
-    """Owners as a column: numbers as they are, and names, dates and other things as texts."""
-    column = np.empty(len(owners), dtype=object)
-    for row, owner in enumerate(owners):
-        missing = owner is None or owner != owner
-        if isinstance(owner, bytes):
-            column[row] = owner.decode(errors="backslashreplace")
-        else:
-            column[row] = owner if missing or isinstance(owner, NUMBERS) else str(owner)
-    return text_of(column)
-
-
-NUMBERS = (bool, int, float, np.generic)
-
-
-def _is_scalar(one: Any) -> bool:
-    """Whether it is one thing, which may be an owner, and not the rows of a client."""
-    if one is None or isinstance(one, str | bytes | np.generic):
-        return True
-    return not (hasattr(one, "__iter__") or isinstance(one, slice | Dataset))
-
-
-def _by_name(given: Any, data: Any, size: int) -> Parts:
-    items = list(given.items())
-    if items and all(_is_scalar(rows) for _, rows in items):
-        raise ValueError(
-            "partition is a dict of one value for each key: expected lists of row numbers by "
-            "client; an owner for each row is a list, [owner[row] for row in range(len(train))]"
-        )
-    if set(given.keys()) >= LEAF:
-        raise ValueError(
-            "partition is a dict in LEAF's form: give train={user: (data['x'], data['y']) for "
-            "user, data in given['user_data'].items()}"
-        )
-    names = distinct_names([name for name, _ in items], "partition")
-    return _of_lists([rows for _, rows in items], names, data, size)
-
-
-LEAF = {"users", "user_data"}
-"""Keys of a file of the LEAF benchmark."""
-
-
-def _of_lists(
-    lists: Sequence[Any],
-    names: tuple[str, ...] | None,
-    data: Any,
-    size: int,
-    *,
-    whole: bool = True,
-) -> Parts:
-    """The clients of these rows; every row is a client's if ``whole``."""
-    rows = [np.arange(size)[part] if isinstance(part, slice) else part for part in lists]
-    listed = [_row_numbers(part, label_of(k, names), data) for k, part in enumerate(rows)]
-    check_disjoint(listed, size, names)
-    sizes = [len(part) for part in listed]
-    owner = np.full(size, -1)
-    owner[torch.cat([torch.arange(0), *listed]).numpy()] = np.repeat(np.arange(len(sizes)), sizes)
-    if whole and sum(sizes) != size:
-        raise ValueError(
-            f"partition=given has {sum(sizes)} of {size} training rows: give every row to a "
-            "client, or leave the others out of the training data"
-        )
-    return Parts(owner, len(sizes), names)
-
-
-def _row_numbers(part: Any, label: str, data: Any) -> Tensor:
-    """The rows of one client as int64 (n,)."""
-    if isinstance(part, DataLoader):
-        part = dataset_of(part, f"client {label} of partition")
-    if isinstance(part, Subset):
-        part = _rows_of_subset(part, label, data)
-    elif hasattr(part, "get_indexer"):  # groupby(...).groups of pandas
-        part = _rows_of_labels(part, label, data)
-    elif isinstance(part, set | frozenset):
-        part = sorted(part)
-    got, fix = type(part).__name__, "give one list of row numbers a client"
-    if is_table(part) or isinstance(part, Dataset | Mapping):
-        fix = "data sets of clients are train=[...], one a client, without partition="
-    else:
-        try:
-            numbers = np.asarray(part)
-        except ValueError:  # lists of different lengths
-            numbers = np.asarray(None)
-            fix = "give one array a client, such as the second of each pair of KFold().split(...)"
-        if not numbers.size and numbers.ndim == 1:
-            return torch.zeros(0, dtype=torch.int64)
-        if numbers.ndim == 1 and numbers.dtype.kind in "iu":
-            return torch.from_numpy(numbers.astype(np.int64))
-        got = f"{numbers.dtype} of shape {numbers.shape}"
-        owners = "an owner for each row is one flat list, such as ['north', 'south', 'north']"
-        fix = {
-            "b": "give np.flatnonzero(mask)",
-            "f": "give rows.astype(int)",
-            "U": owners,
-            "S": owners,
-        }.get(numbers.dtype.kind, fix)
-    raise ValueError(
-        f"partition: expected lists of row numbers, got {got} for client {label}: {fix}"
-    )
-
-
-def _rows_of_subset(part: Any, label: str, data: Any) -> np.ndarray:
-    """Numbers of the rows of ``data`` that a Subset of it, or of a Subset of it, has."""
-    origin = data.dataset if isinstance(data, DataLoader) else data
-    rows = np.arange(len(part))
-    while isinstance(part, Subset) and part is not origin:
-        chosen = np.asarray(part.indices, dtype=np.int64)[rows]
-        part = part.dataset
-        rows = chosen + len(part) * (chosen < 0)
-    if part is not origin:
-        raise ValueError(
-            f"partition: client {label} is a Subset of another Dataset than train: give the list "
-            "of Subsets as train=, without partition="
-        )
-    return rows
-
-
-def _rows_of_labels(part: Any, label: str, data: Any) -> np.ndarray:
-    frame = data[0] if isinstance(data, tuple | list) else data
-    index: Any = getattr(frame, "index", None)
-    if not hasattr(index, "get_indexer") or not index.is_unique:
-        raise ValueError(
-            f"partition: client {label} has labels of an index and not row numbers: give "
-            "frame.groupby(column).indices"
-        )
-    return np.asarray(index.get_indexer(part))
-
-
-def _columns(opened: Any, rows: Rows) -> dict[str, Any]:
-    """The columns that a partitioner may read: those of a table, or the targets as ``label``."""
-    import pyarrow as pa
-
-    labels = {LABEL: rows.targets.numpy()} if rows.targets.ndim == 1 else {}
-    columns: dict[str, Any] = {**labels, **rows.columns}
-    for name, column in opened.columns.items() if isinstance(opened, Table) else ():
-        if isinstance(column, pa.ChunkedArray) and not pa.types.is_nested(column.type):
-            columns[name] = column
-    return columns
-
-
-def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
-    """The clients of a partitioner of flwr-datasets, on a copy of it: it draws as it would have.
-
-    It sees the columns with one more, the number of each row, by which its rows are found again
-    whatever it sorts and leaves out.
-    """
-    import pyarrow as pa
-
-    try:
-        from datasets import Dataset as HubDataset
-    except ImportError:
-        raise ValueError(
-            "partition: a partitioner of flwr-datasets needs the hub extra (pip install "
-            "'fedlsg[hub]')"
-        ) from None
-    kind = type(partitioner).__name__
-    partitioner_copy = deepcopy(partitioner)
-    if getattr(partitioner_copy, "is_dataset_assigned", bool)():
-        raise ValueError(
-            f"partition: this {kind} has a data set already: give a new one, or train=["
-            "p.load_partition(k) for k in range(p.num_partitions)] without partition="
-        )
-
-    def work(step: Callable[..., Any], *given: Any) -> Any:
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):  # a bar of progress
-                return step(*given)
-        except Exception as error:
-            raise ValueError(
-                f"partition: {kind} fails: {type(error).__name__}: {error}; the columns are "
-                f"{', '.join(columns)}"
-            ) from error
-
-    partitioner_copy.dataset = HubDataset(pa.table({**columns, ROW: np.arange(size)}))
-    clients = range(work(getattr, partitioner_copy, "num_partitions"))
-    dealt = [work(partitioner_copy.load_partition, client) for client in clients]
-    if any(ROW not in part.column_names for part in dealt):
-        raise ValueError(
-            f"partition: {kind} gives clients columns of all rows (vertical), and clients here "
-            "have whole rows: give a partitioner of rows"
-        )
-    known = getattr(partitioner_copy, "partition_id_to_natural_id", None) or {}
-    names = (
-        distinct_names([known[client] for client in clients], "partition")
-        if len(known) == len(clients)
-        else None
-    )
-    rows = [np.asarray(part[ROW], dtype=np.int64) for part in dealt]
-    return _of_lists(rows, names, None, size, whole=False)
+            first_client, first_row, first = seen.setdefault(label, (client, row, number))
+            may_be_same = first != number and (cut[client] or cut[first_client])
+            if may_be_same and frame.iloc[row].equals(bare[first_client].iloc[first_row]):
+                return first, number
+            number += 1
+    return None

@@ -1,9 +1,8 @@
-"""Clients that data bring: one for each value of a column, or the data's own; and persons, who are
-never split over clients. ``client_forms`` makes the same of what users give.
+"""Natural partitions: clients that the data bring, or one for each value of a column; and persons.
 
-How many rows a person has is secret where the unit is a person. So persons are counted and dealt
-by what their column says: another row of one person moves no other one, and nothing
-here that is public follows from it.
+A person is never split over clients. If the unit is a person, the number of its rows is secret. So
+persons are counted and dealt by the values of their column: one more row of a person moves no other
+person, and nothing public here follows from it. Clients that users give: ``given_partition``.
 """
 
 import heapq
@@ -27,21 +26,19 @@ Person = Int64[Tensor, " rows"]
 
 
 def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
-    """The natural partition of a workload: ``given`` are the clients that its data bring, else a
-    column makes the clients.
+    """The natural partition of a workload.
 
-    One client for each value of the column, in the order of the sorted values. Guarantees as
-    ``partition``.
-    Raises ValueError for an unknown name, or parts that overlap, are empty, or leave a row out.
+    The ``name`` is "given", for the clients that the data bring, or a column. A column makes one
+    client for each of its values, in the order of the sorted values. Guarantees as ``partition``.
+    Raises ValueError for an unknown name, and for parts that are empty or leave a row out.
     """
     size = len(workload.train)
     if name == GIVEN and workload.parts is not None:
         parts = workload.parts
     else:
-        known = dict.fromkeys(
-            (*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns)
-        )
+        given = [] if workload.parts is None else [GIVEN]
         try:
+            known = dict.fromkeys((*SCHEMES, *given, *workload.columns))
             choose(f"partition of {workload.name}", name, known)
         except ValueError as error:
             raise ValueError(
@@ -79,15 +76,15 @@ def client_parts(
     unit: Unit = EXAMPLE,
     person: Person | None = None,
 ) -> Parts:
-    """The natural partition with so many clients: one for each value, or whole values dealt to
-    fewer.
+    """The natural partition with so many clients: one for each value, or several values for each.
 
-    Values are dealt by what they count, the largest first, equal ones in their order: each to the
-    client with the least so far, then the fewest values, then the lowest number. A value counts its
-    rows; its persons where the unit is one; and 1 where it is a client, whose number of rows
-    decides nothing. Clients that are several values have no names.
-    Raises ValueError as ``natural_parts``, for another number of clients, and, where values are
-    dealt, for a person with rows of two of them.
+    Values are dealt by their size, the largest first, equal ones in their order. Each goes to the
+    client with the smallest sum so far, then the fewest values, then the lowest number. The size of
+    a value is the number of its rows, or of its persons if the unit is a person. If the unit is a
+    client, it is 1: the number of its rows decides nothing. Clients of several values have no
+    names.
+    Raises ValueError as ``natural_parts``, for another number of clients, and, if values are dealt,
+    for a person with rows of two of them.
     """
     values = natural_parts(workload, name)
     if clients == len(values):
@@ -101,20 +98,24 @@ def client_parts(
             f"partition={name} has {len(values)} values, and clients={clients}: leave clients out, "
             f"or give 1 to {len(values)}, to which whole values are dealt"
         )
-    counts = values.sizes
+    sizes = values.sizes
     if person is not None:
         check_together(person, values, unit.name)
-        counts = np.bincount(values.owner[first_rows(person)], minlength=len(values)).tolist()
+        sizes = np.bincount(values.owner[first_rows(person)], minlength=len(values)).tolist()
     elif unit.whole:
-        counts = [1] * len(values)
-    return Parts(_deal(counts, clients)[values.owner], clients)
+        sizes = [1] * len(values)
+    return Parts(_deal(sizes, clients)[values.owner], clients)
 
 
 def parts_by_value(
     workload: LoadedWorkload, column: str, parts: Sequence[Tensor], among: Shaped[np.ndarray, " n"]
 ) -> Parts:
-    """Rows of a test split for the clients of ``client_parts``: ``among`` are their values of the
-    column. Rows of a value that no client has are nobody's.
+    """Rows of a test split, for the clients that ``client_parts`` made of a column.
+
+    Rows of a value that no client has are given to nobody.
+
+    parts: training rows of the clients.
+    among: (n,) values of the column in the test split.
     """
     values = natural_parts(workload, column)
     client_of = dict(zip(values.names or (), _client_of(values, parts).tolist(), strict=True))
@@ -123,11 +124,11 @@ def parts_by_value(
 
 
 def dealing(workload: LoadedWorkload, name: str, parts: Parts, unit: Unit) -> str:
-    """How values were dealt to clients, in words; empty where each client is one value."""
+    """How values were dealt to clients, in words; empty if each client is one value."""
     values = natural_parts(workload, name)
     if len(values) == len(parts):
         return ""
-    each = np.bincount(_client_of(values, parts))
+    values_of_clients = np.bincount(_client_of(values, parts))
     counted = unit.counted if unit.persons else "rows"
     how = (
         "in turn"
@@ -136,31 +137,32 @@ def dealing(workload: LoadedWorkload, name: str, parts: Parts, unit: Unit) -> st
     )
     return (
         f"partition={name}: {len(values):,} values, each whole with one of {len(parts)} clients "
-        f"({how}): {_span(each)} values and {_span(parts.sizes)} rows a client"
+        f"({how}): {_span(values_of_clients)} values and {_span(parts.sizes)} rows a client"
     )
 
 
 def _client_of(values: Parts, parts: Sequence[Tensor]) -> Int64[np.ndarray, " values"]:
-    """The client of each value, whose rows are all at one."""
-    owner, client = values.owner, np.empty(len(values), dtype=np.int64)
-    for number, rows in enumerate(parts):
-        client[owner[rows.numpy()]] = number
-    return client
+    """The client of each value; all rows of a value are at one client."""
+    value_of_row = values.owner
+    client_of_value = np.empty(len(values), dtype=np.int64)
+    for client, rows in enumerate(parts):
+        client_of_value[value_of_row[rows.numpy()]] = client
+    return client_of_value
 
 
-def _deal(counts: Sequence[int], clients: int) -> Int64[np.ndarray, " values"]:
-    """The client of each value that counts so much."""
-    client = np.empty(len(counts), dtype=np.int64)
-    heap = [(0, 0, number) for number in range(clients)]  # what was dealt, values, client
-    for value in np.argsort(-np.array(counts), kind="stable").tolist():
-        dealt, number_of_values, number = heap[0]
-        client[value] = number
-        heapq.heapreplace(heap, (dealt + counts[value], number_of_values + 1, number))
-    return client
+def _deal(sizes: Sequence[int], clients: int) -> Int64[np.ndarray, " values"]:
+    """The client of each value, from the sizes of the values: see ``client_parts``."""
+    client_of_value = np.empty(len(sizes), dtype=np.int64)
+    heap = [(0, 0, client) for client in range(clients)]  # (sum of sizes, values, client)
+    for value in np.argsort(-np.array(sizes), kind="stable").tolist():
+        total, count, client = heap[0]
+        client_of_value[value] = client
+        heapq.heapreplace(heap, (total + sizes[value], count + 1, client))
+    return client_of_value
 
 
 def _span(numbers: Sequence[int] | np.ndarray) -> str:
-    """The smallest and the largest of some numbers."""
+    """The smallest and the largest of some numbers, in words."""
     low, high = int(min(numbers)), int(max(numbers))
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -189,11 +191,11 @@ def _check_complete(values: np.ndarray, name: str) -> None:
 def persons_of(workload: LoadedWorkload, unit: str) -> Person:
     """The number of each training row's person, from 0 on in the order of their first rows.
 
-    Raises ValueError where no column of the data has the unit's name, or its values do not say
-    whose a row is.
+    Raises ValueError if no column of the data has the unit's name, or its values do not say whose a
+    row is.
     """
     if unit not in workload.columns:
-        columns = {name: None for name in workload.columns}
+        columns = list(workload.columns)
         near = did_you_mean(unit, [*UNITS, *columns])
         raise ValueError(
             f"unit={unit}: expected {', '.join(UNITS)}, or the column of the training data "
@@ -205,17 +207,18 @@ def persons_of(workload: LoadedWorkload, unit: str) -> Person:
 
 
 def in_order(person: Person, values: Shaped[np.ndarray, " rows"]) -> Int64[Tensor, " persons"]:
-    """The numbers of persons in the order of their values, whatever rows they have; those whose
-    rows say nothing come last.
+    """The numbers of persons, sorted by their values; persons without a value come last.
+
+    So the order does not depend on which rows a person has.
     """
-    says = values[first_rows(person)].tolist()
-    named = [number for number, value in enumerate(says) if not is_missing(value)]
-    missing = [number for number, value in enumerate(says) if is_missing(value)]
-    return torch.tensor([*sorted(named, key=says.__getitem__), *missing])
+    value_of = values[first_rows(person)].tolist()
+    named = [number for number, value in enumerate(value_of) if not is_missing(value)]
+    missing = [number for number, value in enumerate(value_of) if is_missing(value)]
+    return torch.tensor([*sorted(named, key=value_of.__getitem__), *missing])
 
 
 def first_rows(person: Person) -> Int64[Tensor, " persons"]:
-    """A row of each person: the first one."""
+    """The first row of each person."""
     rows = torch.arange(len(person))
     count = int(person.max()) + 1
     return torch.full((count,), len(rows)).scatter_reduce(0, person, rows, "amin")
@@ -224,9 +227,10 @@ def first_rows(person: Person) -> Int64[Tensor, " persons"]:
 def labels_of_units(
     labels: Shaped[Tensor, "n *target"], person: Person | None, scheme: str
 ) -> Shaped[Tensor, "m *target"]:
-    """What a scheme deals: the labels of rows, or the class of each person.
+    """The classes that a scheme deals: the labels of rows, or the class of each person.
 
-    Raises ValueError, naming two rows, for a person of two classes where the scheme reads them.
+    A scheme that reads no classes gets zeros for persons.
+    Raises ValueError, naming two rows, for a person of two classes if the scheme reads classes.
     """
     if person is None:
         return labels
@@ -254,9 +258,12 @@ def deal_persons(
     seed: int,
     **settings: Any,
 ) -> Parts:
-    """Whole persons, dealt by a scheme, each as one example. ``labels``, ``values``: of the rows;
-    the latter say whose each one is.
+    """A partition in which a scheme deals whole persons, each as one example.
 
+    labels: (n, ...) of the rows.
+    person: the number of each row's person.
+    values: (n,) the column that says whose each row is.
+    settings: at least those of the scheme.
     Raises ValueError for more clients than persons, and as ``labels_of_units``.
     """
     classes = labels_of_units(labels, person, scheme)
@@ -267,28 +274,31 @@ def deal_persons(
             "client"
         )
     order = in_order(person, values)
-    dealt = partition(classes[order], num_clients=num_clients, scheme=scheme, seed=seed, **settings)
-    client = np.empty(len(classes), dtype=np.int64)
-    client[order] = dealt.owner
-    return Parts(client[person.numpy()], num_clients)
+    parts = partition(classes[order], num_clients=num_clients, scheme=scheme, seed=seed, **settings)
+    client_of_person = np.empty(len(classes), dtype=np.int64)
+    client_of_person[order] = parts.owner
+    return Parts(client_of_person[person.numpy()], num_clients)
 
 
 def check_together(person: Int64[Tensor, " n"], parts: Sequence[Tensor], unit: str) -> None:
-    """Raise ValueError, naming two rows, where a person has rows at two clients: each of them would
-    hide the person alone, and what is said of one would be false of both together.
+    """Raise ValueError, naming two rows, if a person has rows at two clients.
+
+    The epsilon of each client covers only the person's rows there, and not both together.
     """
-    client = torch.full((len(person),), -1)
-    first = torch.full((int(person.max()) + 1,), -1)
-    for number, part in enumerate(parts):
-        client[part] = number
-        known = first[person[part]]
-        apart = part[(known >= 0) & (client[known.clamp_min(0)] != number)]
-        if len(apart):
-            row, other = int(apart[0]), int(first[person[apart[0]]])
+    client_of_row = torch.full((len(person),), -1)
+    first_row = torch.full((int(person.max()) + 1,), -1)  # of each person that was seen
+    for client, part in enumerate(parts):
+        client_of_row[part] = client
+        earlier = first_row[person[part]]
+        # clamped: -1, of a person that was not seen, is no row
+        is_elsewhere = (earlier >= 0) & (client_of_row[earlier.clamp_min(0)] != client)
+        if is_elsewhere.any():
+            row, other = int(part[is_elsewhere][0]), int(earlier[is_elsewhere][0])
             raise ValueError(
                 f"unit={unit}: rows {other} and {row} are of one {unit} and at two clients "
-                f"({int(client[other])} and {number}), and epsilon is of a {unit} at one client: "
+                f"({int(client_of_row[other])} and {client}), and epsilon is of a {unit} at one "
+                "client: "
                 f"take partition=iid, which deals whole persons, partition={unit}, or a column "
                 "that is the same for all rows of a person"
             )
-        first[person[part]] = part
+        first_row[person[part]] = part

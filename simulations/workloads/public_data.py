@@ -1,5 +1,4 @@
-"""Public inputs that a user names: of a probe (``source``), or rows to train on, in the form of a
-workload.
+"""Public inputs that a user names, for a probe (``source``) or to train on, as a workload has them.
 
 auto          the first of the workload's own: a user's ``probe=`` function, dead leaves for images,
               bags of words
@@ -9,13 +8,14 @@ data:NAME     a built-in data set, or the path of public data in a form that the
 FILE.py:NAME  a user's function(count, generator): inputs, or (inputs, targets)
 
 Synthetic inputs and a user's function are given no data. The epsilon of a run covers the training
-split alone. Rows of it that come in through another door, as "public" ones, would not be covered by
-any epsilon, so a workload's own data are refused by name, by path and by content.
+split alone. No epsilon would cover training rows that are named as public ones. So a workload's own
+data are refused by name, by path and by content.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,25 @@ from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
-ANYWHERE = ("hf-image", "hf-text")
+"""Rows that are read or compared at a time."""
+NOT_DATA_SETS = ("hf-image", "hf-text")
 """Workloads that are not data sets by their name alone."""
 MASK = "attention_mask"
-LEVELS, OFFSET = 100, 0.123
-"""Of brightness, in which images of different ranges are compared."""
+"""The name of the tensor in which 0 marks the padding of texts."""
+LEVELS = 100
+"""Levels of brightness from black to white, in which images of different ranges are compared."""
+OFFSET = 0.123
+"""Added to levels before rounding: no stored value of 8 bits is then on the edge of a level."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublicRows:
-    """Rows of a public data set as inputs of a workload; ``draw(count, generator)`` takes some at
-    random.
+    """Rows of a public data set as inputs of a workload; a call draws some at random.
 
     split: the rows as the workload would store them.
-    given: of images, as they are stored, and how.
-    targets: whether a draw gives the rows' targets too.
-    labelled: False where the labels of ``split`` are zeros that stand for none.
+    given: for images, the rows as the data set stores them, and how; else None.
+    targets: whether a draw gives the rows' targets, too.
+    labelled: False if the data have no labels; those of ``split`` are then zeros.
     """
 
     split: Split
@@ -62,7 +65,7 @@ class PublicRows:
     labelled: bool = True
 
     def __call__(self, count: int, generator: torch.Generator) -> Any:
-        """``count`` rows, different ones as long as there are enough."""
+        """``count`` rows, all different if there are enough."""
         rounds = range(0, max(count, 1), len(self.split))
         order = torch.cat([torch.randperm(len(self.split), generator=generator) for _ in rounds])
         inputs, targets = self.split.batch(order[:count])
@@ -70,8 +73,11 @@ class PublicRows:
 
 
 class Fitted:
-    """Stored images of a public data set, as a workload would store them: of its size, with its
-    channels.
+    """Stored images of a public data set, in the size and with the channels of a workload.
+
+    inputs: the images as the data set stores them.
+    stored: how it stores them.
+    wanted: how the workload stores images.
     """
 
     def __init__(self, inputs: Stored, stored: Pixels, wanted: Pixels) -> None:
@@ -83,9 +89,8 @@ class Fitted:
         return len(self._inputs)
 
     def __getitem__(self, rows: np.ndarray, /) -> Any:
-        return self._wanted.inputs(
-            fitted(self._stored.images(self._inputs[rows]), self._wanted.shape)
-        )
+        images = self._stored.images(self._inputs[rows])
+        return self._wanted.inputs(fit(images, self._wanted.shape))
 
 
 def as_stored(stored: np.ndarray) -> np.ndarray:
@@ -96,6 +101,7 @@ def as_stored(stored: np.ndarray) -> np.ndarray:
 def _images_of(
     given: Split, stored: Pixels, wanted: Pixels, *, labelled: bool = True
 ) -> PublicRows:
+    """Images that are ``stored`` in one way as rows in the way that is ``wanted``."""
     split = Split(
         inputs=Fitted(given.inputs, stored, wanted), labels=given.labels, prepare=wanted.prepare
     )
@@ -111,36 +117,35 @@ def public_data(
     progress: Progress = silent,
     setting: str = "source",
 ) -> PublicRows:
-    """The rows of a built-in data set (its training split), or of a path, as inputs of
-    ``workload``.
+    """Rows of a built-in data set (its training split), or of a path, as inputs of ``workload``.
 
-    A path: a folder of images, .csv, .parquet or .pt (inputs, or a pair of inputs and targets) for
-    images; otherwise what a client's own rows of the workload may be. Images are scaled to the
-    workload's size and channels.
-    ``options``: those of the workload; a text data set takes its model from them. ``setting``:
-    which one names the rows, for errors.
+    For images a path is a folder of images, a .csv, .parquet or .pt file (inputs, or a pair of
+    inputs and targets). Otherwise it is what a client's own rows of the workload may be. Images are
+    scaled to the workload's size and channels.
+
+    options: those of the workload; a text data set takes its model from them.
+    setting: the one that names the rows, for messages.
     Raises ValueError for the workload's own training or test data, and for rows that do not fit the
-    model; OSError.
+    model; OSError for a path that cannot be read.
     """
     given = f"{setting}=data:{name}"
     if not name:
-        raise ValueError(
-            f"expected {setting} as data:NAME or data:PATH, got {given.partition('=')[2]!r}"
-        )
-    named = name in workloads.names() and name not in ANYWHERE
+        raise ValueError(f"expected {setting} as data:NAME or data:PATH, got 'data:'")
+    is_built_in = name in workloads.names() and name not in NOT_DATA_SETS
 
-    def rows_for(one: LoadedWorkload) -> PublicRows:
-        if named:
-            return _by_name(name, one, data_dir, options, progress, given)
+    def rows_for(target: LoadedWorkload) -> PublicRows:
+        if is_built_in:
+            return _by_name(name, target, data_dir, options, progress, given)
         path = Path(name).expanduser().resolve()
-        return _by_path(path, one, options, cache_folder(None), progress, given)
+        return _by_path(path, target, options, cache_folder(None), progress, given)
 
-    rows, raw = rows_for(workload), workload.raw
+    rows = rows_for(workload)
     rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
     check_fits(rows.split.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
-    if raw is None or (named and raw.pixels is None):
+    raw = workload.raw
+    if raw is None or (is_built_in and raw.pixels is None):
         refuse_overlap(rows, workload, given)
-    else:  # a copy in another range of values has other features
+    else:  # a copy in another range of values has other features: compare what they are made of
         refuse_overlap(rows_for(raw), raw, given)
     return rows
 
@@ -153,16 +158,18 @@ def _by_name(
     say: Progress,
     given: str,
 ) -> PublicRows:
+    """The training rows of a built-in data set; ``given``: the setting in messages."""
     if name == workload.name:
         raise _own_data(given, workload, "it is the run's own workload")
-    texts = Options(
-        model=options.model, pretrained=options.pretrained, max_length=options.max_length
-    )
-    known = texts if "tokens" in workload.synthetic else Options()
-    named = workloads.load(name, data_dir=data_dir, options=known, progress=say)
-    if named.pixels is None or workload.pixels is None:
-        return PublicRows(named.train)
-    return _images_of(named.train, named.pixels, workload.pixels)
+    of_model = Options()
+    if "tokens" in workload.synthetic:  # texts, which are stored as tokens of the model
+        of_model = Options(
+            model=options.model, pretrained=options.pretrained, max_length=options.max_length
+        )
+    public = workloads.load(name, data_dir=data_dir, options=of_model, progress=say)
+    if public.pixels is None or workload.pixels is None:
+        return PublicRows(public.train)
+    return _images_of(public.train, public.pixels, workload.pixels)
 
 
 def _by_path(
@@ -173,15 +180,15 @@ def _by_path(
     say: Progress,
     given: str,
 ) -> PublicRows:
+    """The rows of a path; ``given``: the setting in messages."""
     if not path.exists():
-        known = ", ".join(
-            name for name in workloads.names() if name not in (*ANYWHERE, workload.name)
-        )
+        others = (*NOT_DATA_SETS, workload.name)
+        known = ", ".join(name for name in workloads.names() if name not in others)
         raise ValueError(
             f"{given}: there is no such file or folder, and no data set of this name; known are "
             f"{known}"
         )
-    for place in (place.resolve() for place in workload.places):
+    for place in map(Path.resolve, workload.places):
         if path == place or place in path.parents or path in place.parents:
             raise _own_data(given, workload, "it holds the files of the run's own workload")
     if workload.pixels is not None:
@@ -192,6 +199,7 @@ def _by_path(
 
 
 def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: str) -> PublicRows:
+    """The images of a path as rows in the way that is ``wanted``."""
     side = max(wanted.shape[1:])
     columns = Columns(
         inputs=None,
@@ -217,9 +225,7 @@ def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: 
 
 
 def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
-    """Inputs and targets of a file of tensors, zeros where it has no targets; and whether it has
-    some.
-    """
+    """Inputs and targets of a file of tensors; and False if it has no targets, which are then 0."""
     try:
         bounded.check_stored(path)
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -236,10 +242,8 @@ def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
     )
 
 
-def fitted(images: Float[Tensor, "b c h w"], shape: tuple[int, int, int]) -> Tensor:
-    """Images of another size or other channels in this shape: grey is repeated, colours are
-    averaged.
-    """
+def fit(images: Float[Tensor, "b c h w"], shape: tuple[int, int, int]) -> Tensor:
+    """Images in another size and with other channels: grey is repeated, colours are averaged."""
     if images.shape[2:] != shape[1:]:
         images = functional.interpolate(
             images, shape[1:], mode="bilinear", antialias=True, align_corners=False
@@ -250,8 +254,9 @@ def fitted(images: Float[Tensor, "b c h w"], shape: tuple[int, int, int]) -> Ten
 
 
 def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
-    """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may
-    have any length.
+    """Raise ValueError unless a row has the types and shapes of the workload's inputs.
+
+    Texts may have any length.
     """
     offered = forms(inputs)
     wanted = forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
@@ -262,7 +267,7 @@ def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
 
 
 def forms(inputs: Any) -> dict[str, str]:
-    """Type and shape of a row by name; of texts the type alone."""
+    """The type and shape of each input of a row, by name; the type alone for texts."""
     fields = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
     return {
         key: f"{value.dtype}" if MASK in fields else f"{value.dtype} {tuple(value.shape[1:])}"
@@ -271,79 +276,73 @@ def forms(inputs: Any) -> dict[str, str]:
 
 
 def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> None:
-    """Raise ValueError if a row equals one of the workload's training or test rows, as the model
-    sees them.
+    """Raise ValueError if a row equals one of the workload's training or test rows.
 
-    Images are also compared whatever the range of their values: a copy's may be read as another
-    one. This reads private rows, and its only effect is to stop. That is acceptable in a
-    simulation, where one person holds all data and a run that stops tells nobody else anything. A
-    deployment's server has no training split here (``NoRows``), and a client must not refuse by its
-    rows: there the public test rows alone are compared. Equal rows are found, near copies (cropped,
-    compressed again) are not.
+    Rows are compared as the model sees them. Images are also compared without the range of their
+    values, because a copy may be read in another range. Near copies (cropped, compressed again) are
+    not found.
+
+    This reads private rows, and its only effect is to stop. That is acceptable in a simulation,
+    where one person holds all data and a run that stops tells nobody else anything. A deployment's
+    server has no training split here (``NoRows``), and a client must not refuse by its rows. There
+    the public test rows alone are compared.
     """
     everything = (workload.train, *workload.left_out, *workload.tests.values())
     splits = [split for split in everything if not isinstance(split, NoRows)]
-    of_splits = {
-        one
-        for split in splits
-        for part in _parts(len(split))
-        for one in digests(split.batch(part)[0])
-    }
-    shared = sum(
-        digest in of_splits
-        for part in _parts(len(rows.split))
-        for digest in digests(rows.split.batch(part)[0])
-    )
+    own = set(chain.from_iterable(map(_digests_of, splits)))
+    shared = sum(digest in own for digest in _digests_of(rows.split))
     if not shared and rows.given is not None and workload.pixels is not None:
         (public, stored), wanted = rows.given, workload.pixels
-        of_splits = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
-        shared = sum(digest in of_splits for digest in _rangeless(public, stored, wanted.shape))
+        own = {each for split in splits for each in _rangeless(split, wanted, wanted.shape)}
+        shared = sum(digest in own for digest in _rangeless(public, stored, wanted.shape))
     if shared:
         raise _own_data(
             given, workload, f"{shared} of its {len(rows.split)} rows are rows of that workload"
         )
 
 
+def _digests_of(split: Split) -> Iterator[bytes]:
+    """Digests of the rows of a split as the model sees them."""
+    for part in _parts(len(split)):
+        yield from digests(split.batch(part)[0])
+
+
 def _rangeless(split: Split, pixels: Pixels, shape: tuple[int, int, int]) -> Iterator[bytes]:
-    """Digests of the images of a split in a shape, from black 0 to white 1 each; none of an image
-    in one colour.
+    """Digests of the images of a split in a shape, each stretched from its black to its white.
+
+    An image in one colour has none.
     """
     for part in _parts(len(split)):
-        images = fitted(pixels.images(split.inputs[part.numpy()]), shape).flatten(1)
+        images = fit(pixels.images(split.inputs[part.numpy()]), shape).flatten(1)
         least, most = images.amin(1, keepdim=True), images.amax(1, keepdim=True)
-        # no stored value of 8 bits is near a whole one
         levels = (images - least) / (most - least) * LEVELS + OFFSET
         yield from digests(levels.floor()[(most > least).squeeze(1)].to(torch.int16))
 
 
 def digests(inputs: Any) -> Iterator[bytes]:
-    """16 bytes for each row of a batch, whatever a text is padded to."""
+    """16 bytes for each row of a batch, which do not depend on the padding of texts."""
+    rows: Iterable[np.ndarray]
     if isinstance(inputs, Mapping) and MASK in inputs:
-        rows = [
-            ids[mask].numpy()
-            for ids, mask in zip(inputs["input_ids"], inputs[MASK].bool(), strict=True)
-        ]
+        pairs = zip(inputs["input_ids"], inputs[MASK].bool(), strict=True)
+        rows = (ids[mask].numpy() for ids, mask in pairs)
     else:
-        fields = (
-            [value for _, value in sorted(inputs.items())]
-            if isinstance(inputs, Mapping)
-            else [inputs]
-        )
-        rows = list(
-            np.concatenate(
-                [value.flatten(1).contiguous().numpy().view(np.uint8) for value in fields], axis=1
-            )
-        )
+        fields = [inputs]
+        if isinstance(inputs, Mapping):
+            fields = [inputs[name] for name in sorted(inputs)]
+        columns = [value.flatten(1).contiguous().numpy().view(np.uint8) for value in fields]
+        rows = np.concatenate(columns, axis=1)
     for row in rows:
         yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 def _parts(count: int) -> tuple[Int64[Tensor, " b"], ...]:
+    """The numbers of ``count`` rows, AT_ONCE at a time."""
     parts: tuple[Tensor, ...] = torch.arange(count).split(AT_ONCE)
     return parts
 
 
 def _own_data(given: str, workload: LoadedWorkload, why: str) -> ValueError:
+    """The error about data of the run's own workload."""
     return ValueError(
         f"{given} is refused: {why} ({workload.name}), whose training rows are private and whose "
         "test rows measure accuracy; name other data that are public"
@@ -357,10 +356,10 @@ def probe_source(
     data_dir: Path | None = None,
     options: Options = DEFAULT,
 ) -> ProbeSource:
-    """The source that ``spec`` names, with the workload's loss and classes; see the top of this
-    file.
+    """The source of public inputs that ``spec`` names, with the workload's loss and classes.
 
-    ``data_dir``, ``options``: as the workload was loaded with; they matter for ``data:`` alone.
+    spec: see the top of this file.
+    data_dir, options: those that the workload was loaded with; only ``data:`` needs them.
     Guarantee: what it draws does not depend on a training row.
     Raises ValueError for an unknown word, a source that the workload has not, and the workload's
     own data.
@@ -372,6 +371,7 @@ def probe_source(
 def _find_source(
     workload: LoadedWorkload, spec: str, data_dir: Path | None, options: Options
 ) -> tuple[str, Draw]:
+    """The name of a source, and its draw."""
     known = workload.synthetic
     if spec.startswith(user_code.DATA):
         name = spec.removeprefix(user_code.DATA)
@@ -384,11 +384,9 @@ def _find_source(
     if user_code.is_reference(spec):
         name = user_code.shown(spec)
         return name, CheckedDraw(user_code.load(spec, "source"), name)
-    there = (
-        f"it has {', '.join(known)}{did_you_mean(spec, known)}"
-        if known
-        else "none is known for its inputs"
-    )
+    there = "none is known for its inputs"
+    if known:
+        there = f"it has {', '.join(known)}{did_you_mean(spec, known)}"
     raise ValueError(
         f"workload {workload.name} has no probe source {spec!r}: {there}; give a function, "
         "fedlsg.Workload(..., probe=lambda count, generator: torch.randn(count, 30, "

@@ -1,5 +1,4 @@
-"""Public rows in place of the training split, for setting ``public_rows``: no private row is
-opened.
+"""``public_rows``: public rows in place of the training split, so that no private row is opened.
 
 data:NAME, data:PATH   the rows of a built-in data set or of a path, as a probe's source reads them
                        (``public_data``)
@@ -38,16 +37,19 @@ from fedlsg.simulations.workloads.text_workload import Tokens
 from fedlsg.user_code import DATA
 
 SYNTHETIC = "synthetic"
+"""The value of the setting for synthetic rows."""
 DISTINCT = 5_000
-"""So many different synthetic inputs are made: a thousand images of 32 x 32 pixels take 1.5
-seconds.
-"""
+"""The most different synthetic inputs: a thousand images of 32 x 32 pixels take 1.5 seconds."""
 TEACHER_SEED = 1_000_003
+"""The seed of the teacher's weights; a run may have another seed."""
 AT_ONCE = 250
+"""Inputs of a batch of the teacher."""
+LEAST_DEVIATION = 1e-12
+"""A smaller deviation of an output is that of a constant, which is not divided by it."""
 
 
 def locate(setting: str | None) -> str | None:
-    """The setting with its path, if it has one, from the root: workers may be in other folders.
+    """The setting with an absolute path, if it has a path: workers may be in other folders.
 
     Raises ValueError for a setting of another form, and for a path that does not exist.
     """
@@ -71,23 +73,25 @@ def locate(setting: str | None) -> str | None:
 def load(
     name: str, setting: str, *, data_dir: Path | None, options: Options, progress: Progress = silent
 ) -> LoadedWorkload:
-    """A workload with the public rows that ``setting`` names (``locate``) to train on, and its own
-    test split.
+    """A workload that trains on the public rows that ``setting`` names, with its own test split.
 
-    ``options.holdout`` replaces the test split by a share of the public rows. With
-    ``options.train_rows`` they then stand for so many rows: the others are repeated until they are
-    as many, so that rates, batches and noise are those of a training split of that size. Of rows
-    with more classes than the workload has, those of its classes are used. Columns and given
-    clients of the workload are those of its training split, and are left out.
+    ``options.holdout`` replaces the test split by a share of the public rows. Then
+    ``options.train_rows`` repeats the other rows until they are as many as the kept share of that
+    number. So rates, batches and noise are those of a training split of that size. Only rows of the
+    workload's classes are used. Columns and given clients of the workload are left out, because
+    they are of its training split.
+
+    setting: from ``locate``.
     Raises ValueError for the workload's own data, and for rows that do not fit its models.
     """
     of_head = ("features", "feature_norm", "feature_axes", *OF_PATCHES, "head_width")
     raw = replace(options, **dict.fromkeys(("train_rows", "holdout", *of_head)))
-    # the model is a head on features
-    raw = raw if options.features is None else replace(raw, model=None)
+    if options.features is not None:  # then the model is a head on features
+        raw = replace(raw, model=None)
     bare = workloads.load(name, data_dir=data_dir, options=raw, progress=progress, public_only=True)
     if setting == SYNTHETIC:
         count = min(options.train_rows or DISTINCT, DISTINCT)
+        # what code of a user makes may change, so it is not kept for the next run
         make = _synthetic if workloads.own(name) is None else _synthetic.__wrapped__
         rows = make(name, data_dir, raw, count)
     else:
@@ -100,22 +104,24 @@ def load(
                 f"public_rows={setting} holds inputs alone: save a pair of inputs and targets"
             )
         rows = public.split
-    whole = replace(
-        bare, train=_with_classes(rows, bare.num_classes, setting), columns={}, parts=None
-    )
-    rest = replace(options, train_rows=None)
+    rows = _with_classes(rows, bare.num_classes, setting)
     request = Request(
-        data_dir=data_dir, cache_dir=None, options=rest, progress=progress, public_only=False
+        data_dir=data_dir,
+        cache_dir=None,
+        options=replace(options, train_rows=None),
+        progress=progress,
+        public_only=False,
     )
-    cut = workloads.restrict(whole, request)
+    workload = workloads.restrict(replace(bare, train=rows, columns={}, parts=None), request)
     if options.train_rows is None:
-        return cut
+        return workload
     kept = options.train_rows - round((options.holdout or 0.0) * options.train_rows)
-    return replace(cut, train=cut.train.pick(_repeated(len(cut.train), kept)))
+    train = workload.train
+    return replace(workload, train=train.pick(_repeat(len(train), kept)))
 
 
 def _with_classes(rows: Split, classes: int | None, setting: str) -> Split:
-    """The rows whose class the workload has. Raises ValueError if there is none."""
+    """The rows whose class is one of the workload's. Raises ValueError if there is none."""
     if classes is None:
         return rows
     known = (rows.labels < classes).nonzero().squeeze(1)
@@ -124,9 +130,10 @@ def _with_classes(rows: Split, classes: int | None, setting: str) -> Split:
     return rows if len(known) == len(rows) else rows.pick(known)
 
 
-def _repeated(count: int, wanted: int) -> Int64[Tensor, " wanted"]:
-    """``wanted`` of ``count`` rows, in a fixed public order, again from its start where they do not
-    suffice.
+def _repeat(count: int, wanted: int) -> Int64[Tensor, " wanted"]:
+    """Numbers of ``wanted`` of ``count`` rows, in a fixed public order.
+
+    If there are fewer rows, the order begins again.
     """
     order = torch.randperm(count, generator=public_generator(0, "workload", "public rows"))
     return order[torch.arange(max(wanted, 1)) % count]
@@ -136,12 +143,12 @@ def _repeated(count: int, wanted: int) -> Int64[Tensor, " wanted"]:
 def _synthetic(name: str, data_dir: Path | None, options: Options, count: int) -> Split:
     """Synthetic rows; kept for the next run of this process with the same workload and model."""
     workload = workloads.load(name, data_dir=data_dir, options=options, public_only=True)
-    source, generator = probe_source(workload), public_generator(0, "workload", "synthetic rows")
+    source = probe_source(workload)
+    generator = public_generator(0, "workload", "synthetic rows")
     pixels = workload.pixels
-    if pixels is not None and source.name in (
-        images := image_draws(replace(pixels, prepare=as_stored))
-    ):
-        # as the workload's own: features are made of stored images
+    images = {} if pixels is None else image_draws(replace(pixels, prepare=as_stored))
+    if pixels is not None and source.name in images:
+        # stored as the workload stores images: features are made of stored images
         stored = images[source.name](count, generator)
         unlabelled = Split(
             inputs=stored, labels=torch.zeros(count, dtype=torch.int64), prepare=pixels.prepare
@@ -154,9 +161,11 @@ def _synthetic(name: str, data_dir: Path | None, options: Options, count: int) -
 def teacher_labels(
     workload: LoadedWorkload, model_name: str | None, inputs: Split
 ) -> Int64[Tensor, " n"]:
-    """The class of each input to the random teacher: a function of the model, its seed and the
-    inputs.
+    """The class that the random teacher gives each input.
 
+    It is the argmax over classes c of (o_c - mean_c) / deviation_c, where o are the teacher's
+    outputs, and mean and deviation are those of o_c over all inputs. It follows from the model, its
+    seed and the inputs alone.
     Raises ValueError for targets that are not classes, or a model whose outputs are not one number
     for each class.
     """
@@ -173,12 +182,13 @@ def teacher_labels(
             f"public_rows=synthetic needs a model with {classes} outputs for each input, got "
             f"{tuple(outputs.shape)}"
         )
-    return ((outputs - outputs.mean(0)) / outputs.std(0).clamp_min(1e-12)).argmax(1)
+    deviations = outputs.std(0).clamp_min(LEAST_DEVIATION)
+    return ((outputs - outputs.mean(0)) / deviations).argmax(1)
 
 
 def _as_split(inputs: Any, workload: LoadedWorkload) -> Split:
-    """Inputs of the model as rows without labels; texts without their padding, in the form of the
-    workload's own.
+    """Inputs of the model as rows without labels; texts without padding, as the workload stores
+    them.
     """
     stored = workload.test.inputs
     if isinstance(inputs, Mapping) and isinstance(stored, Tokens):
@@ -190,27 +200,26 @@ def _as_split(inputs: Any, workload: LoadedWorkload) -> Split:
             types=None if types is None else types[inside].numpy().astype(np.uint8),
             offsets=np.concatenate([[0], inside.sum(1).cumsum(0).numpy()]),
         )
-        none = torch.zeros(len(texts), dtype=torch.int64)
+        no_labels = torch.zeros(len(texts), dtype=torch.int64)
         return Split(
-            inputs=texts, labels=none, prepare=dict, lengths=texts.lengths, groups=texts.groups
+            inputs=texts, labels=no_labels, prepare=dict, lengths=texts.lengths, groups=texts.groups
         )
-    made = _Made(inputs)
-    none = torch.zeros(len(made), dtype=torch.int64)
-    return Split(
-        inputs=made, labels=none, prepare=dict if isinstance(inputs, Mapping) else torch.clone
-    )
+    rows = _ModelInputs(inputs)
+    no_labels = torch.zeros(len(rows), dtype=torch.int64)
+    copy = dict if isinstance(inputs, Mapping) else torch.clone
+    return Split(inputs=rows, labels=no_labels, prepare=copy)
 
 
-class _Made:
-    """Inputs that are there as the model takes them, by rows."""
+class _ModelInputs:
+    """Rows that are stored as the model takes them: a tensor, or tensors by name."""
 
     def __init__(self, inputs: Any) -> None:
         self._inputs = inputs
 
     def __len__(self) -> int:
-        return len(
-            next(iter(self._inputs.values())) if isinstance(self._inputs, Mapping) else self._inputs
-        )
+        if isinstance(self._inputs, Mapping):
+            return len(next(iter(self._inputs.values())))
+        return len(self._inputs)
 
     def __getitem__(self, rows: np.ndarray, /) -> Any:
         place = torch.as_tensor(rows)

@@ -1,5 +1,4 @@
-"""Sets of texts: four tasks of GLUE (Wang et al. 2019) and any set of the hub, by its name and its
-columns.
+"""Sets of texts: four tasks of GLUE (Wang et al. 2019), and any set of the hub.
 
 The labels of GLUE's test splits are hidden, so accuracy is reported on the validation splits, as
 the papers do; MNLI has a matched and a mismatched one, whose accuracies are averaged.
@@ -21,6 +20,7 @@ from fedlsg.simulations.workloads.rows.table_files import published_of
 from fedlsg.simulations.workloads.text_workload import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
+"""GLUE's name on the hub; its tasks are subsets."""
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
@@ -39,10 +39,12 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "partition": "iid",
     }
 )
+"""The preset of all sets of texts."""
 
 FINE_TUNING: Mapping[str, object] = MappingProxyType(
     {"learning_rate": 1e-4, "classifier_learning_rate": 1e-3}
 )
+"""The usual rates of fine-tuning, for methods without noise."""
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -53,15 +55,18 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "bitfit": {"learning_rate": 5e-3},
     }
 )
-"""Without noise, the usual rates of fine-tuning; biases alone take a larger one. They were not
-tuned here.
-"""
+"""Settings of single methods. Biases alone take a larger rate. None of them was tuned here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task of GLUE: its text columns, number of classes, test splits, and the delta of the
-    papers.
+    """A task of GLUE.
+
+    subset: its name on the hub.
+    inputs: the text columns.
+    num_classes: the number of classes.
+    tests: the splits on which accuracy is reported.
+    delta: that of the papers.
     """
 
     subset: str
@@ -72,18 +77,22 @@ class Task:
 
     @property
     def name(self) -> str:
+        """The name of the workload."""
         return f"glue-{self.subset}"
 
     @property
     def defaults(self) -> Mapping[str, object]:
+        """The preset of the task."""
         return MappingProxyType({**DEFAULTS, "delta": self.delta})
 
     @property
     def method_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """Settings of single methods."""
         return METHOD_DEFAULTS
 
     @property
     def summary(self) -> str:
+        """One line for a list."""
         return f"GLUE's {self.subset}: {' and '.join(self.inputs)}, {self.num_classes} classes."
 
     def load(self, request: Request) -> LoadedWorkload:
@@ -132,11 +141,13 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         )
     }
 )
-"""By the name of the workload."""
+"""The tasks by the name of their workload."""
 
 
 LABEL_COLUMN = "label"
+"""The label column, if none is named."""
 STRINGS = ("string", "large_string")
+"""Types of pyarrow that hold texts."""
 
 
 class HubTexts:
@@ -190,10 +201,12 @@ class HubTexts:
 def choose_columns(
     there: Sequence[str], texts: Sequence[str], options: Options, *, place: str
 ) -> TextColumns:
-    """The columns that the options name; else the one or two text columns, and ``label``.
+    """The columns that the options name; by default the one or two text columns, and ``label``.
 
-    there: all columns; texts: those of strings. Raises ValueError, listing the columns, for more
-    than two or none.
+    there: names of all columns.
+    texts: names of the text columns.
+    Raises ValueError, listing the columns, if the options name none and there are not one or two
+    text columns.
     """
     if options.input_columns is not None:
         inputs = tuple(name.strip() for name in options.input_columns.split(","))

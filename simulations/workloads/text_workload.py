@@ -1,5 +1,4 @@
-"""A text-classification set as a workload: read it, tokenise it into the cache, and give it the
-chosen encoder.
+"""A text-classification set as a workload: read, tokenised into the cache, with an encoder.
 
 A split of N texts with S tokens in all is stored as ``ids`` (S,) int32, ``types`` (S,) uint8 and
 ``offsets`` (N + 1,) int64: text i is ``ids[offsets[i]:offsets[i + 1]]``, special tokens included.
@@ -52,6 +51,7 @@ from fedlsg.simulations.workloads.rows.hub import HubSet, set_of_files
 from fedlsg.simulations.workloads.rows.shards import data_root
 
 ROWS_AT_ONCE = 10_000
+"""Texts that are tokenised at a time."""
 PADDED_LENGTHS = (
     8,
     12,
@@ -75,19 +75,23 @@ PADDED_LENGTHS = (
     6144,
     8192,
 )
-"""Each at most 1.5 times the one before: on SST-2 16 % more tokens than with sorted batches of
-32.
+"""Padded lengths, in tokens; each is at most 1.5 times the one before.
+
+On SST-2 they take 16 % more tokens than sorted batches of 32.
 """
 FORMAT = "tokens int32, types uint8, version 1"
+"""A part of the key of cached arrays; another form needs another text."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
     """Tokenised texts, possibly memory-mapped; ``tokens[rows]`` are the padded tensors of a batch.
 
-    types: the text of a pair that a token belongs to (0 or 1); None for a model that does not read
-    it.
-    max_length: most tokens of a text, a public setting.
+    ids, offsets: see the top of this file.
+    types: the text of a pair that a token belongs to (0 or 1). None for a model that does not read
+        it.
+    pad_id: the token of the padding.
+    max_length: the most tokens of a text, a public setting.
     """
 
     ids: np.ndarray
@@ -106,14 +110,16 @@ class Tokens:
 
     @property
     def widths(self) -> np.ndarray:
-        """Padded length of every group of texts, ascending; the last one's texts have
-        ``max_length`` tokens.
+        """The padded length of every group of texts, ascending.
+
+        The last two are ``max_length``. Texts of the last group have that many tokens, so they have
+        no padding; those of the group before have fewer.
         """
         shorter = [length for length in PADDED_LENGTHS if length < self.max_length]
         return np.array([*shorter, self.max_length, self.max_length])
 
     def group(self, lengths: np.ndarray) -> np.ndarray:
-        """The group of texts with these lengths: the first that pads them, else the last."""
+        """The group of texts with these lengths: the first with a larger width, else the last."""
         groups: np.ndarray = np.searchsorted(self.widths[:-1], lengths, side="right")
         return groups
 
@@ -126,14 +132,14 @@ class Tokens:
         """``input_ids``, ``attention_mask`` and, if the model reads it, ``token_type_ids``: (B, T)
         int64.
 
-        T is the padded length of the longest of the rows, and thus of each of them where they are
-        of one group. The padding is on the right: ``pad_id``, mask 0, type 0.
+        T is the padded length of the longest of the rows; rows of one group have the same. The
+        padding is on the right: ``pad_id``, mask 0, type 0.
         """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         place = np.arange(int(self.widths[self.group(lengths).max(initial=0)]))
-        inside = place < lengths[:, None]
-        where = np.where(inside, starts[:, None] + place, 0)
+        inside = place < lengths[:, None]  # (B, T)
+        where = np.where(inside, starts[:, None] + place, 0)  # places in ``ids``
         padded = {
             "input_ids": np.where(inside, self.ids[where], self.pad_id),
             "attention_mask": inside,
@@ -146,11 +152,10 @@ class Tokens:
 def tokenise(
     split: str, texts: Texts, tokenizer: Any, *, max_length: int, progress: Progress
 ) -> dict[str, np.ndarray]:
-    """The arrays of one split, each under the name ``{split}_...``, with its labels and class
-    count.
+    """The arrays of one split, ``{split}_ids``, ``_types``, ``_offsets`` and ``_labels``.
 
-    A text or pair of more than ``max_length`` tokens is cut, the longer of a pair first;
-    ``progress`` reports how many.
+    A text or pair of more than ``max_length`` tokens is cut, the longer of a pair first. How many
+    texts reach this length is reported to ``progress``.
     """
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
@@ -170,9 +175,9 @@ def tokenise(
         types += [np.array(row, dtype=np.uint8) for row in encoded["token_type_ids"]]
         lengths += [len(row) for row in encoded["input_ids"]]
         progress(f"{split}: tokenised {len(lengths):,} of {len(texts):,} texts")
-    cut = sum(length == max_length for length in lengths)
+    full = sum(length == max_length for length in lengths)
     progress(
-        f"{split}: {np.mean(lengths):.1f} tokens on average; {cut:,} texts fill or pass "
+        f"{split}: {np.mean(lengths):.1f} tokens on average; {full:,} texts fill or pass "
         f"max_length={max_length}"
     )
     return {
@@ -197,8 +202,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 DEFAULT_MODEL = "minilm"
+"""The model of texts, if none is named."""
 MAX_LENGTH = 128
-"""Tokens of a text by default, as in the papers."""
+"""The most tokens of a text by default, as in the papers."""
 
 USED = ("train_layers", "encoder_dropout", "max_length", "test_split")
 """Options that every text workload reads."""
@@ -215,14 +221,14 @@ def text_workload(
     defaults: Mapping[str, object],
     method_defaults: Mapping[str, Mapping[str, object]],
 ) -> LoadedWorkload:
-    """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for
-    ``options.model``.
+    """The workload whose splits are ``train`` and ``tests`` of ``source``, as tokens of a model.
 
-    num_classes: None takes what the data set publishes, see ``count_classes``. It offers one model,
-    the one that its tokens are for: that of ``options.features``, if they are given. The weights
-    are loaded when it is built.
-    Raises ValueError for a ``max_length`` out of range and for damaged data; what finding an
-    encoder raises.
+    It offers one model, the one that its tokens are for: that of ``options.features`` if they are
+    given, else ``options.model``. The weights are loaded when it is built.
+
+    num_classes: None takes the number that the data set publishes, see ``count_classes``.
+    Raises ValueError for a ``max_length`` out of range and for damaged data; and the errors of
+    ``find_encoder``.
     """
     options, progress = request.options, request.progress
     if options.features is None:
@@ -244,12 +250,11 @@ def text_workload(
 
     def build() -> dict[str, np.ndarray]:
         texts = {split: read_texts(source.splits[split], columns) for split in names}
-        classes, origin = (
-            (num_classes, "") if num_classes is not None else count_classes(texts, tests)
-        )
-        if origin:
-            progress(f"{name}: {classes} classes, from {origin}")
-        return {"classes": np.array([classes])} | form.tokenise(texts, classes, name, progress)
+        count = num_classes
+        if count is None:
+            count, origin = count_classes(texts, tests)
+            progress(f"{name}: {count} classes, from {origin}")
+        return {"classes": np.array([count])} | form.tokenise(texts, count, name, progress)
 
     arrays = load_or_build(
         cache_folder(request.cache_dir), f"{name}-{key}", build, progress=progress
@@ -285,8 +290,11 @@ def text_workload(
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """How texts become tokens: the tokenizer of a model, its digest, and the most tokens of a
-    text.
+    """How texts become tokens.
+
+    tokenizer: of the model.
+    digest: ``tokenizer_digest`` of it.
+    max_length: the most tokens of a text.
     """
 
     tokenizer: Any
@@ -307,11 +315,10 @@ class _Form:
 
     def split(self, split: str, arrays: Mapping[str, np.ndarray]) -> Split:
         """The split of cached arrays; its batches hold the inputs of the tokenizer's model."""
+        reads_types = "token_type_ids" in self.tokenizer.model_input_names
         tokens = Tokens(
             ids=arrays[f"{split}_ids"],
-            types=arrays[f"{split}_types"]
-            if "token_type_ids" in self.tokenizer.model_input_names
-            else None,
+            types=arrays[f"{split}_types"] if reads_types else None,
             offsets=arrays[f"{split}_offsets"],
             pad_id=int(self.tokenizer.pad_token_id),
             max_length=self.max_length,
@@ -326,11 +333,12 @@ class _Form:
 def _form(
     encoder: EncoderSource, columns: TextColumns, max_length: int | None, root: Path | None
 ) -> _Form:
+    """The form of texts for an encoder. Raises ValueError for a ``max_length`` out of range."""
     tokenizer = load_tokenizer(encoder, root)
     max_length = MAX_LENGTH if max_length is None else max_length
-    shortest = tokenizer.num_special_tokens_to_add(pair=len(columns.inputs) > 1) + len(
-        columns.inputs
-    )
+    texts = len(columns.inputs)
+    # special tokens, and one token of each text
+    shortest = tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
     longest = longest_text(load_config(encoder), tokenizer)
     if not shortest <= max_length <= longest:
         raise ValueError(
@@ -350,12 +358,8 @@ def _own_rows(
     """A client's own texts of parquet files, tokenised for one model."""
 
     def build() -> dict[str, np.ndarray]:
-        return form.tokenise(
-            {"train": read_texts(set_of_files({"": paths}).splits[""], columns)},
-            num_classes,
-            name,
-            silent,
-        )
+        parts = set_of_files({"train": paths}).splits["train"]
+        return form.tokenise({"train": read_texts(parts, columns)}, num_classes, name, silent)
 
     key = digest_files(paths, salt=f"own {FORMAT} {form.digest} {form.max_length} {columns.names}")
     return form.split("train", load_or_build(cache, f"own-{key}", build, progress=silent))

@@ -1,4 +1,4 @@
-"""``fedlsg.Workload``: a model, data and a loss of a user's own, wherever a workload's name goes.
+"""``fedlsg.Workload``: a user's own model, data and loss, in place of a workload's name.
 
 def workload():                                     in mine.py
     return fedlsg.Workload(model=build, train=(x, y), test=(u, v), loss=nn.CrossEntropyLoss())
@@ -33,12 +33,11 @@ from fedlsg.simulations.workloads.base import (
 from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.base.public_inputs import CheckedDraw, find_pixels, image_draws
 from fedlsg.simulations.workloads.base.split import HOLDOUT, NoRows, Split
-from fedlsg.simulations.workloads.client_forms import (
+from fedlsg.simulations.workloads.client_forms import data_sets, open_splits
+from fedlsg.simulations.workloads.given_partition import (
     check_form,
     check_owners_order,
-    data_sets,
     given_parts,
-    open_splits,
 )
 from fedlsg.simulations.workloads.rows import (
     Columns,
@@ -66,7 +65,8 @@ class Workload:
     """A model, data and a loss. Data are read when a run begins, not when this is made.
 
     model: a function without arguments that builds the ``nn.Module``; or several, by name, the
-        first the default. It is called with a public random seed: equal weights in every process.
+        first the default. It is called with a public random seed, so that every process has equal
+        weights.
     train, test: ``(inputs, targets)`` of arrays or tensors with one example a row (inputs may be a
         dict of them, by the argument of the model); a torch ``Dataset`` of such pairs with a
         length; a ``datasets.Dataset`` or a pandas table with columns; a pair of such a table and
@@ -201,8 +201,11 @@ class Workload:
     @property
     def defaults(self) -> Mapping[str, object]:
         """The preset: settings that the workload gives."""
-        own = self.partition is not None or data_sets(self.train, self.test) is not None
-        scheme = self.partition if isinstance(self.partition, str) else GIVEN if own else "iid"
+        scheme: Any = "iid"
+        if isinstance(self.partition, str):
+            scheme = self.partition
+        elif self.partition is not None or data_sets(self.train, self.test) is not None:
+            scheme = GIVEN
         return {"partition": scheme, **self.settings}
 
     @property
@@ -212,15 +215,16 @@ class Workload:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """What was given next to model, test and loss, as Python writes it: names and numbers, the
-        one file or folder of train without its place; "..." for functions, rows and mappings.
+        """Optional arguments that were given, as Python writes them; "..." for rows and functions.
+
+        The file or folder of train is among them, by its name without its place.
         """
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("model", "train", "test", "loss", "settings", "name"):
-            del given[name]
+        given = {}
         if isinstance(self.train, str | Path):
-            given = {"train": Path(self.train).name, **given}
-        return {name: _as_typed(value) for name, value in given.items() if value is not None}
+            given["train"] = Path(self.train).name
+        required = ("model", "train", "test", "loss", "settings", "name")
+        given |= {f.name: getattr(self, f.name) for f in fields(self) if f.name not in required}
+        return {name: _as_written(value) for name, value in given.items() if value is not None}
 
     @property
     def summary(self) -> str:
@@ -236,35 +240,24 @@ class Workload:
         return digest_of_all(part for part in parts if part is not None)
 
     def load(self, request: Request) -> LoadedWorkload:
-        """The splits; without training rows for a server whose clients hold their own."""
-        name = self.name or MODEL
+        """Read the splits; without train for a server whose clients hold their own rows."""
+        name, root = self.name or MODEL, request.options.data_root
         refuse_unused(request.options, workload=name, used=("data_root", *IMAGES), own_data=True)
-        taken = Taken.by(request.options, self.image_size)
-        columns = Columns(
-            inputs=_names(self.inputs),
-            targets=_names(self.targets),
-            more=tuple(one for one in (self.partition, self.unit) if isinstance(one, str)),
-            texts=(self.unit,) if isinstance(self.unit, str) else (),  # 007 and 7 are two persons
-            transform=self.transform,
-            images=taken,
-            progress=request.progress,
-            seed=request.seed,
-            classes=_names(self.classes) or (),
-        )
-        given = {
-            split: _located(data, request.options.data_root)
-            for split, data in (("train", self.train), ("test", self.test))
-            if not (request.public_only if split == "train" else data is None)
-        }
+        columns = self._columns_to_read(request)
+        given = {}
+        if not request.public_only:
+            given["train"] = _locate(self.train, root)
+        if self.test is not None:
+            given["test"] = _locate(self.test, root)
         opened = open_splits(given, name, request.options.holdout)
         self._check_partition(opened.splits.get("train"))
-        found, later = read_splits(opened.splits, columns)
-        test, train = found["test"], found.get("train")
+        rows_of, columns = read_splits(opened.splits, columns)
+        test, train = rows_of["test"], rows_of.get("train")
         if not test.decoded:
-            taken.refuse()
-        facts = {**test.facts, **taken.facts}
+            columns.images.refuse()
+        facts = {**test.facts, **columns.images.facts}
         # a progress display cannot be sent to another process
-        later = replace(later, progress=silent)
+        own_columns = replace(columns, progress=silent)
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
         check_transform(test.inputs, test.prepare, len(test.targets), "test")
@@ -277,19 +270,21 @@ class Workload:
                 parts = given_parts(self.partition, given["train"], opened, train)
 
         def read(path: Path, cache: Path) -> Split:
-            """A deployed client's own rows, by the columns, classes and scale of the public
+            """A deployed client's own rows, with the columns, classes and scale of the public
             ones.
             """
-            rows = read_rows(path, later, "data")
+            rows = read_rows(path, own_columns, "data")
             check_targets(rows, loss, "data")
             check_alike(rows, test)
             return replace(_split(rows, classes), columns=rows.columns)
 
         pixels = find_pixels(test.inputs[np.arange(min(len(test.targets), AT_ONCE))], test.prepare)
-        own: dict[str, Draw] = {}
+        synthetic: dict[str, Draw] = {}
         if self.probe is not None:
-            called = user_code.shown(user_code.name_of(self.probe))
-            own[called] = CheckedDraw(self.probe, called)
+            probe_name = user_code.shown(user_code.name_of(self.probe))
+            synthetic[probe_name] = CheckedDraw(self.probe, probe_name)
+        if pixels is not None:
+            synthetic |= image_draws(pixels)
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
@@ -299,35 +294,47 @@ class Workload:
             metrics=dict(self.metrics or {}),
             models=dict(self.models),
             classifier=self.classifier,
-            columns={} if train is None else self._columns(train),
+            columns={} if train is None else self._with_persons(train),
             test_columns=test.columns,
             unit=self.unit_name,
             parts=parts,
             defaults=self.defaults,
             read=read,
-            synthetic={**own, **({} if pixels is None else image_draws(pixels))},
+            synthetic=synthetic,
             pixels=pixels,
-            places=tuple(
-                place
-                for data in (self.train, self.test)
-                for place in _places(_located(data, request.options.data_root))
-            ),
+            places=(*_places(_locate(self.train, root)), *_places(_locate(self.test, root))),
             test_name=HOLDOUT if self.test is None else "test",
             data=facts,
-            said=_said(found, given, parts, facts),
+            said=_describe(rows_of, given, parts, facts),
             arguments=self.arguments,
+        )
+
+    def _columns_to_read(self, request: Request) -> Columns:
+        """How the splits are read, by the arguments and the settings of a run."""
+        return Columns(
+            inputs=_names(self.inputs),
+            targets=_names(self.targets),
+            more=tuple(name for name in (self.partition, self.unit) if isinstance(name, str)),
+            texts=(self.unit,) if isinstance(self.unit, str) else (),  # 007 and 7 are two persons
+            transform=self.transform,
+            images=Taken.by(request.options, self.image_size),
+            progress=request.progress,
+            seed=request.seed,
+            classes=_names(self.classes) or (),
         )
 
     @property
     def unit_name(self) -> str:
-        """The name of the unit; "" where rows have no persons."""
+        """The name of the unit; "" for rows without persons."""
         if self.unit is None:
             return ""
         return self.unit if isinstance(self.unit, str) else PERSON
 
     def _check_partition(self, train: Any) -> None:
-        """Raise ValueError for a name that is neither a scheme nor a column, before other
-        columns are read: a column of clients would be one of the inputs.
+        """Raise ValueError for a partition of a table that is neither a scheme nor a column.
+
+        This comes before columns are read: with a misspelt name, the column of the clients would be
+        read as an input.
         """
         name = self.partition
         if not (isinstance(name, str) and isinstance(train, Table)) or name in SCHEMES:
@@ -339,7 +346,8 @@ class Workload:
                 f"{', '.join(train.columns)}"
             )
 
-    def _columns(self, train: Rows) -> Mapping[str, np.ndarray]:
+    def _with_persons(self, train: Rows) -> Mapping[str, np.ndarray]:
+        """The columns of train, with the persons that an array gives."""
         if self.unit is None or isinstance(self.unit, str):
             return train.columns
         persons = numbers_of(self.unit, "unit").numpy()
@@ -351,25 +359,20 @@ class Workload:
         return {**train.columns, PERSON: persons}
 
     def _classes(self, test: Rows) -> int | None:
-        """The number of classes, None for targets that are not classes."""
-        loss = per_example_loss(self.loss)
-        known = loss.name if isinstance(loss, PerExampleLoss) else ""
-        integers = (
-            not test.targets.is_floating_point()
-            and test.targets.dtype != torch.bool
-            and test.targets.ndim == 1
-        )
-        if not integers or (known and known not in (*CLASSES, *OTHER_SHAPES)):
-            if self.num_classes is not None:
-                raise ValueError(
-                    f"num_classes={self.num_classes} is for integer targets, one an example; these "
-                    f"are {test.targets.dtype} "
-                    f"{tuple(test.targets.shape)}{f' for {known}' if known else ''}: leave it out"
-                )
-            return None
-        return self.num_classes or (
-            len(test.classes) if test.classes else int(test.targets.max()) + 1
-        )
+        """The number of classes; None for targets that are not classes."""
+        targets, loss = test.targets, per_example_loss(self.loss)
+        torch_loss = loss.name if isinstance(loss, PerExampleLoss) else ""
+        is_integer = not targets.is_floating_point() and targets.dtype != torch.bool
+        is_for_classes = not torch_loss or torch_loss in (*CLASSES, *OTHER_SHAPES)
+        if is_integer and targets.ndim == 1 and is_for_classes:
+            return self.num_classes or len(test.classes) or int(targets.max()) + 1
+        if self.num_classes is not None:
+            raise ValueError(
+                f"num_classes={self.num_classes} is for integer targets, one an example; these "
+                f"are {targets.dtype} "
+                f"{tuple(targets.shape)}{f' for {torch_loss}' if torch_loss else ''}: leave it out"
+            )
+        return None
 
 
 RESERVED = (
@@ -401,58 +404,58 @@ RESERVED = (
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    return (
-        None
-        if given is None
-        else (str(given),)
-        if isinstance(given, str | int)
-        else tuple(map(str, given))
-    )
+    """Names of columns as a tuple: one name or several; a column of a frame may be a number."""
+    if given is None:
+        return None
+    return (str(given),) if isinstance(given, str | int) else tuple(map(str, given))
 
 
-def _as_typed(value: Any) -> str:
+def _as_written(value: Any) -> str:
+    """An argument as Python writes it; "..." for what is no name, number or list of names."""
     if isinstance(value, str | int):
         return repr(value)
-    names = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
-    return repr(list(value)) if names else "..."
+    is_names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return repr(list(value)) if is_names else "..."
 
 
-def _located(data: Any, root: str | None) -> Any:
-    """A path from the root of relative ones, by default the working folder; other data as they
-    are.
-    """
+def _locate(data: Any, root: str | None) -> Any:
+    """A path, or several, from ``root``, by default the working folder; other data as they are."""
     if isinstance(data, str | Path):
         return Path(root or ".").expanduser().resolve() / Path(data).expanduser()
     if not _places(data):
         return data
     if isinstance(data, Mapping):
-        return {name: _located(place, root) for name, place in data.items()}
-    return [_located(place, root) for place in data]
+        return {name: _locate(place, root) for name, place in data.items()}
+    return [_locate(place, root) for place in data]
 
 
 def _places(data: Any) -> Sequence[Any]:
-    """The paths of data: one, or one of each client."""
+    """The paths of data: one, or one for each client; none for other data."""
     if isinstance(data, str | Path):
         return (data,)
-    several = list(data.values()) if isinstance(data, Mapping) else data
-    paths = isinstance(several, list | tuple) and all(
-        isinstance(one, str | Path) for one in several
-    )
-    return several if paths else ()
+    items = list(data.values()) if isinstance(data, Mapping) else data
+    if not isinstance(items, list | tuple):
+        return ()
+    return items if all(isinstance(item, str | Path) for item in items) else ()
 
 
-def _said(
+def _describe(
     splits: Mapping[str, Rows],
     given: Mapping[str, Any],
     parts: Parts | None,
     facts: Mapping[str, Any],
 ) -> str:
-    """What of the data a run uses, in one line."""
+    """The data that a run uses, in one line for people.
+
+    given: the data of each split, with their paths located.
+    facts: as in ``describe_data``.
+    """
     more = {}
     for name, rows in splits.items():
-        data, left = given.get(name), rows.left_out
-        where = f" of {data.name}" if isinstance(data, Path) else ""
-        more[name] = f"{where}, without {', '.join(left)}" if left else where
+        data = given.get(name)
+        more[name] = f" of {data.name}" if isinstance(data, Path) else ""
+        if rows.left_out:
+            more[name] += f", without {', '.join(rows.left_out)}"
     if parts is not None and (nobody := int((parts.owner < 0).sum())):
         more["train"] += f", {nobody:,} of them with no client and not used"
     sizes = {name: len(splits[name].targets) for name in ("train", "test") if name in splits}
@@ -460,24 +463,23 @@ def _said(
 
 
 def _split(rows: Rows, classes: int | None) -> Split:
+    """Rows as a split: targets that are classes become int64."""
     labels = rows.targets.long() if classes is not None else rows.targets
     return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare, drawn=rows.drawn)
 
 
-def make(found: Any, name: str) -> Workload:
-    """The workload that a reference, an entry point or an argument stands for: itself, or what the
-    function returns.
+def make(source: Any, name: str) -> Workload:
+    """The workload ``source``, or the one that the function ``source`` returns.
 
+    name: of the function's reference or entry point; a workload without a name gets it.
     Raises ValueError for anything else.
     """
-    made = (
-        found
-        if isinstance(found, Workload) or not callable(found)
-        else user_code.run(f"workload {name}", found)
-    )
-    if not isinstance(made, Workload):
+    workload = source
+    if callable(source) and not isinstance(source, Workload):
+        workload = user_code.run(f"workload {name}", source)
+    if not isinstance(workload, Workload):
         raise ValueError(
             f"workload {name!r}: expected a fedlsg.Workload, or a function without arguments that "
-            f"returns one, got {type(made).__name__}"
+            f"returns one, got {type(workload).__name__}"
         )
-    return made if made.name else replace(made, name=user_code.short(name))
+    return workload if workload.name else replace(workload, name=user_code.short(name))

@@ -1,5 +1,4 @@
-"""The process that runs cells, one after the other: an error, or a crash of the whole process,
-costs one cell.
+"""A process runs cells one after the other: an error, or its crash, costs one cell.
 
 It lives on between cells, because importing torch and calibrating the noise takes longer than a
 small run. It has a session of its own, so Ctrl-C on the terminal reaches only the parent, which
@@ -29,7 +28,8 @@ from fedlsg.user_code.failure import without_exit
 if TYPE_CHECKING:
     from fedlsg.simulations.workloads import LoadedWorkload
 
-PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
+PARTING_SECONDS = 30.0
+"""Seconds that a process has to end by itself: a run on Ray ends its own within about ten."""
 CONTEXT = get_context("spawn")
 SAFE_PATH = "PYTHONSAFEPATH"
 """Processes that are started with it do not search the working directory for modules.
@@ -41,7 +41,7 @@ process. Then a ``random.py`` of the user would end the worker.
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One cell to run: the paths of its run directory and its log, and its settings."""
+    """One cell to run: the paths of its run directory and its log, and its given settings."""
 
     path: str
     log: str
@@ -50,10 +50,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a cell ended: "done", "failed" or "interrupted", and why.
+    """How a cell ended.
 
-    ``seconds``: those of the cell alone, without what the cells of its process share; None for a
-    process that died.
+    status: "done", "failed" or "interrupted"; "not run" for one that was not started.
+    reason: of a failure, in one line.
+    seconds: of the cell alone, without what the cells of its process share; None for a process that
+        died.
     """
 
     status: str
@@ -62,10 +64,12 @@ class Outcome:
 
 
 class Shared:
-    """What the cells of a process share: its imports, what torch and the accountants do once, and
-    the data.
+    """What the cells of a process share: its imports, what torch and accountants do once, and data.
 
     Code of a user's own is called for every cell: what its data and losses remember is not known.
+
+    key: ``data_key`` of the last cell.
+    data: its data; None for data of a user's own, and if they cannot be loaded.
     """
 
     def __init__(self) -> None:
@@ -73,8 +77,9 @@ class Shared:
         self.data: LoadedWorkload | None = None
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        """Do what is not done yet, before the seconds of a cell count. What fails here, the cell
-        itself reports.
+        """Do what the last cells have not done yet, before the seconds of a cell count.
+
+        A failure here is reported by the cell itself.
         """
         from fedlsg.simulations import workloads
         from fedlsg.simulations.planning.base.prepare import data_key
@@ -91,8 +96,9 @@ class Shared:
 
 
 class Worker:
-    """The parent's end of one process. ``submit`` a job, wait for ``channel`` to be readable, take
-    the ``outcome``.
+    """The parent's end of one process.
+
+    ``submit`` a job, wait until ``channel`` can be read, and take the ``outcome``.
     """
 
     def __init__(self) -> None:
@@ -143,8 +149,10 @@ class Worker:
 
 
 class Here:
-    """In place of ``Worker``: cells run in this process, for objects of its own; ``submit`` returns
-    when the cell has ended. What they spend on rows of this process is on its record.
+    """Runs cells in this process, in place of ``Worker``, for objects of this process.
+
+    ``submit`` returns when the cell has ended. What cells spend on rows of this process is on its
+    record.
     """
 
     alive = True
@@ -154,16 +162,15 @@ class Here:
         self._ray, self._shared = ExitStack(), Shared()
 
     def submit(self, job: Job) -> None:
-        """Run a cell. An interruption ends the cell, where it can be resumed, and the grid."""
-        found = run_cell(job, self._ray, self._shared, recorded=True)
-        self._ended.send(found)
+        """Run a cell. An interruption ends the cell, which can be resumed, and the grid."""
+        self._ended.send(run_cell(job, self._ray, self._shared, recorded=True))
 
     def outcome(self) -> Outcome:
         """How the cell ended. Raises KeyboardInterrupt for one that was interrupted."""
-        found: Outcome = self.channel.recv()
-        if found.status == "interrupted":
+        outcome: Outcome = self.channel.recv()
+        if outcome.status == "interrupted":
             raise KeyboardInterrupt
-        return found
+        return outcome
 
     def interrupt(self) -> None:
         """No cell is running."""
@@ -177,8 +184,9 @@ class Here:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes that are started inside do not run the script of this one again: a cell needs
-    nothing of it, and a script without a guard would start another comparison.
+    """Processes that are started inside do not run the script of this process again.
+
+    A cell needs nothing of it, and a script without a guard would start another comparison.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -203,8 +211,9 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def serve(channel: "connection.Connection[Any, Any]") -> None:
-    """The child: run jobs until the parent closes the channel. An interruption ends a cell, and
-    this process.
+    """Run jobs in the child until the parent closes the channel.
+
+    An interruption ends the cell, and this process.
     """
     os.setsid()
     # a background shell's children inherit it ignored
@@ -222,12 +231,12 @@ def serve(channel: "connection.Connection[Any, Any]") -> None:
 
 
 def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False) -> Outcome:
-    """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to
-    its log.
+    """Run or resume one cell, as ``fedlsg run`` or ``fedlsg resume`` does; it prints to its log.
 
-    ``ray``: there Ray stays for the next cell of this process, with its workers. ``shared`` is done
-    first. ``recorded``: as in ``run_command``.
-    Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
+    ray: keeps Ray, with its workers, for the next cell of this process.
+    shared: is prepared first.
+    recorded: as in ``run_command``.
+    Guarantee: raises nothing but SystemExit; any failure is the outcome's one-line reason.
     """
     log = Path(job.log)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -245,10 +254,9 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False
             return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
             traceback.print_exc(file=file)
-            expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError) and str(
-                error
-            )
-            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            is_expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
+            text = str(error) if is_expected else ""
+            text = text or f"{type(error).__name__}: {error}"
             return Outcome(
                 status="failed", reason=" ".join(text.split()), seconds=time.monotonic() - began
             )
@@ -258,6 +266,7 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False
 def _run(
     job: Job, log: IO[str], loaded: "LoadedWorkload | None", *, recorded: bool = False
 ) -> None:
+    """Run the cell, or resume it if it has begun; ``log``: what it prints goes there."""
     from rich.console import Console
 
     from fedlsg.simulations.run.commands import resume_command, run_command
@@ -270,7 +279,7 @@ def _run(
     if not directory.config.exists():
         run_command(job.given, job.path, console, loaded=loaded, recorded=recorded)
         return
-    open_run(directory.path, (SETTINGS,), console.print)  # before it is written anew
+    open_run(directory.path, (SETTINGS,), console.print)  # checked before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))
     accept(directory, [SETTINGS], closed=False)
     resume_command(job.path, console, job.given, recorded=recorded)

@@ -1,8 +1,8 @@
-"""Which runs does a comparison consist of?
+"""The runs of a comparison: a ``Grid`` of methods and settings, and its cells.
 
-A ``Grid`` has the axes method, epsilon, rank, sparsity, other varied settings, and seed. A ``Cell``
-is one run: a value of each axis. A setting that does not change a method (a rank for a dense one)
-is dropped for it, and the comparison says so: ``lacks``, ``Grid.dropped``.
+The axes are method, epsilon, rank, sparsity, other varied settings, and seed. A ``Cell`` is one
+run: a value of each axis. A setting that does not change a method (a rank for a dense one) is
+dropped for it, and the comparison says so: ``lacks``, ``Grid.dropped``.
 """
 
 import math
@@ -36,6 +36,9 @@ AXES = {
 """Settings that the grid itself varies, and the options that give them."""
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+"""Labels of methods: they are parts of names of folders."""
+OWN_RECIPE = "-recipe"
+"""The end of the label of ``FILE.py:recipe``: FILE alone names it, too."""
 
 
 def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
@@ -68,8 +71,9 @@ def _changes(method: str, name: str, settings: Mapping[str, Any], values: Sequen
 
 
 def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
-    """Sentences about settings that methods lack, from pairs (label, setting): one sentence for
-    methods that lack the same.
+    """Sentences about settings that methods lack, from pairs (label, setting).
+
+    Methods that lack the same settings share a sentence.
     """
     settings_of: dict[str, tuple[str, ...]] = {}
     for label, pairs in grouped(dropped, itemgetter(0)).items():
@@ -97,17 +101,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-OWN_RECIPE = "-recipe"
-"""How the label of ``FILE.py:recipe`` ends: FILE alone names it, too."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A method of the grid.
 
-    label: what tables call it, and its cells' directories.
+    label: its name in tables and in the directories of its cells.
     method: the name of its recipe.
-    settings: those that no other entry gets.
+    settings: those of this entry alone.
     """
 
     label: str
@@ -267,6 +267,8 @@ class Grid:
                 for entry in self.entries:
                     own = axes_of[entry.label]
                     repeats = not self._adds_noise(entry) and not is_first_epsilon
+                    # of a setting that the entry lacks, only the first value makes a cell;
+                    # ``product`` gives the very objects, and 1 == True
                     repeats |= any(point[name] is not axes[name][0] for name in axes.keys() - own)
                     if not repeats:
                         varied = {name: value for name, value in point.items() if name in own}
@@ -306,6 +308,7 @@ class Grid:
         }
 
     def _adds_noise(self, entry: Entry) -> bool:
+        """Whether runs of an entry add noise, so that epsilon changes them."""
         kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
         if kind is None:
             return strategies.recipe(entry.method).mechanism.adds_noise
@@ -314,6 +317,7 @@ class Grid:
     def _cell(
         self, entry: Entry, seed: int, epsilon: float | None, varied: Mapping[str, Any]
     ) -> Cell:
+        """The run of an entry at one point; ``varied``: the values of the axes that it has."""
         settings = self._settings_of(entry)
         coordinates = dict(varied)
         if not self._adds_noise(entry):

@@ -11,10 +11,11 @@ from fedlsg.simulations.report.words import epsilon_words
 class Choosing:
     """A search before a comparison.
 
-    epsilon, delta: of all trials together, for the rows that they trained on; 0 where they used
-    public rows. rows: what the trials used. untouched: by the label of each method with chosen
-    settings, the label of the same method without a search; its own where the search found
-    nothing better.
+    epsilon, delta: of all trials together, for the rows that they trained on; 0 for public rows.
+    trials: how many there were.
+    rows: what the trials used, in words.
+    untouched: by the label of each method with chosen settings, the label of the same method
+        without a search. It is the method's own if the search found nothing better.
     Raises ValueError for epsilon < 0, or a delta outside [0, 1).
     """
 
@@ -59,15 +60,15 @@ def as_table(choosing: Choosing) -> dict[str, Any]:
 def from_table(table: object) -> Choosing:
     """From the table ``choosing`` of a grid file. Raises ValueError for anything else."""
     try:
-        known = dict(table)  # type: ignore[call-overload]
-        untouched = {str(key): str(name) for key, name in known.pop("untouched", {}).items()}
+        values = dict(table)  # type: ignore[call-overload]
+        untouched = {str(key): str(name) for key, name in values.pop("untouched", {}).items()}
         return Choosing(
-            epsilon=float(known.pop("epsilon")),
-            delta=float(known.pop("delta")),
-            trials=int(known.pop("trials")),
-            rows=str(known.pop("rows")),
+            epsilon=float(values.pop("epsilon")),
+            delta=float(values.pop("delta")),
+            trials=int(values.pop("trials")),
+            rows=str(values.pop("rows")),
             untouched=untouched,
-            **known,
+            **values,  # unknown keys: a TypeError
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -1,5 +1,4 @@
-"""A grid as the file ``grid.toml`` and as options of the command line, and one check of its cells
-before the first.
+"""A grid as the file ``grid.toml`` and as options; and a check of its cells before the first runs.
 
 The file:
 
@@ -25,7 +24,6 @@ The file:
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +99,22 @@ def split_settings(
 
 def as_toml(grid: Grid) -> dict[str, Any]:
     """The grid as grid.toml holds it; ``from_toml`` is its inverse."""
+    optional = {
+        "vary": {name: list(values) for name, values in grid.vary.items()},
+        "notes": list(grid.notes),
+        "labels": dict(grid.labels),
+        "choosing": choosing.as_table(grid.choosing) if grid.choosing else {},
+    }
+    methods: dict[str, dict[str, Any]] = {}
+    for entry in grid.entries:
+        methods[entry.label] = {} if entry.method == entry.label else {"method": entry.method}
+        methods[entry.label] |= entry.settings
     return {
         "workload": grid.workload,
         **{name: list(getattr(grid, name)) for name in ("seeds", *KINDS)},
-        **(
-            {"vary": {name: list(values) for name, values in grid.vary.items()}}
-            if grid.vary
-            else {}
-        ),
-        **({"notes": list(grid.notes)} if grid.notes else {}),
-        **({"labels": dict(grid.labels)} if grid.labels else {}),
-        **({"choosing": choosing.as_table(grid.choosing)} if grid.choosing else {}),
+        **{name: value for name, value in optional.items() if value},
         "settings": dict(grid.settings),
-        "methods": {
-            entry.label: ({"method": entry.method} if entry.method != entry.label else {})
-            | dict(entry.settings)
-            for entry in grid.entries
-        },
+        "methods": methods,
     }
 
 
@@ -144,47 +141,46 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
 def parse_labels(table: object) -> dict[str, str]:
     """Names of methods from the table ``labels``. Raises ValueError for anything else."""
-    named = isinstance(table, Mapping) and all(
+    if not isinstance(table, Mapping) or not all(
         isinstance(name, str) and name.strip() for name in table.values()
-    )
-    if not isinstance(table, Mapping) or not named:
+    ):
         raise ValueError(f'expected [labels] of a grid file as texts, lsg = "LSG", got {table!r}')
     return {str(key): name for key, name in table.items()}
 
 
 def _check_key(key: str, known: Sequence[str]) -> None:
-    """Raise ValueError for an unknown key of a grid file: a setting, by whatever name, has its
-    place there.
+    """Raise ValueError for an unknown key of a grid file.
+
+    For a setting, also by the name that another library gives it, the message says its place.
     """
     if key in known:
         return
     settings = all_settings()
-    is_setting = key.replace("-", "_") in settings
-    said = "" if is_setting else in_our_words(key, settings)
-    if is_setting and key not in AXES:
-        said = "; it is a setting"
-    if said:
+    hint = ""
+    if key.replace("-", "_") not in settings:
+        hint = in_our_words(key, settings)
+    elif key not in AXES:
+        hint = "; it is a setting"
+    if hint:
         raise ValueError(
-            f"unknown key of a grid file {key!r}{said}: give settings under [settings], or "
+            f"unknown key of a grid file {key!r}{hint}: give settings under [settings], or "
             "[methods.NAME]; lists of epsilons and ranks are at the top"
         )
     choose("key of a grid file", key, dict.fromkeys(known))
 
 
 def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError naming the
-    option.
-    """
-    found: dict[str, list[str]] = {}
+    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError for others."""
+    varied: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         name = name.strip().replace("-", "_")
         if not sign or not name:
             raise ValueError(f"expected --vary NAME=A,B,C, got {text!r}")
-        if name in found:
+        if name in varied:
             raise ValueError(f"--vary {name} is given twice: give it once")
-        found[name] = list(words(values))
-    return found
+        varied[name] = list(words(values))
+    return varied
 
 
 def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
@@ -199,30 +195,31 @@ def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
     for name, option in AXES.items():
         if name in table:
             raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
-    multiples = [str(one) for one in table.get(RATE, ()) if re.fullmatch(FACTOR, str(one))]
+    multiples = [text for text in map(str, table.get(RATE, ())) if re.fullmatch(FACTOR, text)]
     if multiples:
         raise ValueError(
             f"multiples of the rule's {RATE} ({', '.join(multiples)}) are searched, each method "
             f'from its own: --search "{RATE}={",".join(multiples)}"; --vary {RATE}= takes numbers, '
             "which turn the rule off"
         )
-    known = declarations(table)
-    found = {
-        name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name])
-        for name in table
-    }
-    return {
-        name: tuple(sorted(values)) if all(map(is_number, values)) else values
-        for name, values in found.items()
-    }
+    declared = declarations(table)
+    varied: dict[str, tuple[Any, ...]] = {}
+    for name in table:
+        values = list(map(declared[name].parse, table[name]))
+        if all(map(is_number, values)):
+            values.sort()
+        varied[name.replace("-", "_")] = tuple(values)
+    return varied
 
 
-def _entry(label: str, own: Mapping[str, Any]) -> Entry:
-    rest = {name: value for name, value in own.items() if name != "method"}
-    return Entry(label=label, method=str(own.get("method", label)), settings=parse(rest))
+def _entry(label: str, table: Mapping[str, Any]) -> Entry:
+    """A method of the grid from its table."""
+    settings = {name: value for name, value in table.items() if name != "method"}
+    return Entry(label=label, method=str(table.get("method", label)), settings=parse(settings))
 
 
 def _seeds(value: object) -> tuple[int, ...]:
+    """Seeds from a list, or from how many."""
     if is_number(value) and isinstance(value, int):
         return tuple(range(value))
     return _numbers("seeds", value, int)
@@ -237,9 +234,7 @@ def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
 
 
 def numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
-    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the
-    option.
-    """
+    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError for others."""
     try:
         return tuple(kind(word) for word in words(text))
     except ValueError:
@@ -253,48 +248,44 @@ def words(text: str | None) -> Iterator[str]:
     return (word.strip() for word in (text or "").split(",") if word.strip())
 
 
-NAMED = 3
-"""So many cells are named for each reason."""
+MAX_NAMED = 3
+"""The most cells that are named for each reason."""
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Raise ValueError that names the cells that cannot run, and why, or a setting that does
-    nothing in any cell.
+    """Raise ValueError for cells that cannot run, with the reasons.
 
-    Nothing is written or charged.
+    It is also raised for a setting that has no effect in any cell. Nothing is written or charged.
 
     Each cell is prepared and planned as its run does it: settings, data, partition, method, noise,
-    and the model on the CPU. Cells that differ in their seed are checked once. What the accountants
-    found is kept for the cells. Not found here: too little memory, a loss that diverges, and errors
+    and the model on the CPU. Cells that differ in their seed are checked once. The results of the
+    accountants are kept for the cells. Not checked are the memory, a loss that diverges, and errors
     of a user's code, whose traceback is in the log of its cell.
     """
     groups = grouped(cells, lambda cell: repr({**cell.given, "seed": None})).values()
     check = _Check()
-    found = [
-        (reason, cell)
-        for alike in groups
-        for reason in [check.reason(alike[0].given)]
-        for cell in alike
-    ]
-    refused = grouped((one for one in found if one[0] is not None), itemgetter(0))
+    refused: dict[str, list[str]] = {}  # names of cells by reason
+    for own in groups:
+        reason = check.reason(own[0].given)
+        if reason is not None:
+            refused.setdefault(reason, []).extend(cell.name for cell in own)
     if check.idle and not refused:
         for name in set.intersection(*map(set, check.idle)):
             raise ValueError(f"in every cell, {check.idle[0][name]}")
     if refused:
-        count = sum(map(len, refused.values()))
-        reasons = [
-            f"{_some([cell.name for _, cell in own])}: {reason}" for reason, own in refused.items()
-        ]
+        count, cells_in_all = (sum(map(len, each)) for each in (refused.values(), groups))
+        reasons = [f"{_some(names)}: {reason}" for reason, names in refused.items()]
         raise ValueError(
-            f"{count} of {len(found)} cells cannot run, so none was started: {'; '.join(reasons)}"
+            f"{count} of {cells_in_all} cells cannot run, so none was started: {'; '.join(reasons)}"
         )
 
 
 class _Check:
-    """Prepares cells one after the other. Data that the next cell needs are kept, and models are
-    checked once.
+    """Prepares cells one after the other.
 
-    ``idle``: for each cell, its settings without effect.
+    data: those of the last cell, by their key: the next cell may need them again.
+    blocks: ``count_blocks`` of each model, which is checked once.
+    idle: for each cell, its settings without effect, and why.
     """
 
     def __init__(self) -> None:
@@ -315,6 +306,7 @@ class _Check:
         return None
 
     def _prepare(self, settings: Settings) -> Base:
+        """Prepare and plan a run on the CPU. Raises as its run would."""
         key = data_key(settings)
         base = prepare(settings, loaded=self.data.get(key))
         self.data = {key: base.workload}
@@ -334,5 +326,6 @@ class _Check:
 
 
 def _some(names: list[str]) -> str:
-    rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    """The first names, and how many more there are."""
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Run the cells of a comparison: skip finished ones, resume interrupted ones, note failures.
+"""The cells of a comparison are run: finished ones skipped, interrupted resumed, failures noted.
 
 The folder of a comparison:
 
@@ -41,7 +41,9 @@ CELLS = "cells"
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the progress of running cells."""
 BUDGET_OVERRUN = 0.25
-"""A cell is interrupted this share of the budget after the budget is over."""
+"""A running cell is interrupted when the budget is exceeded by this share of it."""
+NAMED = 6
+"""The most cells that a refusal names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class Folder:
             ) from None
 
     def note(self, cell: Cell, outcome: Outcome) -> None:
-        """Write down how a cell ended."""
+        """Record how a cell ended."""
         entries = self.record()
         entries[cell.name] = Ended(
             given=dict(cell.given), status=outcome.status, reason=outcome.reason
@@ -139,33 +141,31 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
             )
 
 
-NAMED = 6
-"""How many cells a refusal names."""
-
-
 def check_same_code(folder: Folder, cells: Sequence[Cell]) -> None:
-    """Raise ValueError, naming the files, if cells that were started were made by other code of a
-    user's own than that which their settings name now: a mean over both would be of neither.
+    """Raise ValueError, naming the files, if code of a user's own changed since cells were started.
+
+    A mean over runs of both versions would be of neither.
     """
     read = cache(source_of)
-    other: dict[str, tuple[list[str], list[str]]] = {}
+    settings, files, changed = set[str](), set[str](), []
     for cell in cells:
-        if (run := folder.run(cell)).config.exists():
-            named = code_in(cell.given)
-            found = changed_since(
-                run.path, {setting: [*map(read, names)] for setting, names in named.items()}
-            )
-            if found[0]:
-                other[cell.name] = found
-    if not other:
+        run = folder.run(cell)
+        if not run.config.exists():
+            continue
+        now = {setting: [*map(read, own)] for setting, own in code_in(cell.given).items()}
+        changed_settings, changed_files = changed_since(run.path, now)
+        if changed_settings:
+            changed.append(cell.name)
+            settings.update(changed_settings)
+            files.update(changed_files)
+    if not changed:
         return
-    names = [*other][:NAMED] + ([f"{len(other) - NAMED} more"] if len(other) > NAMED else [])
-    settings, files = (
-        sorted({name for found in other.values() for name in found[at]}) for at in (0, 1)
-    )
+    names = changed[:NAMED]
+    if len(changed) > NAMED:
+        names.append(f"{len(changed) - NAMED} more")
     refusal = other_code(
-        settings,
-        files,
+        sorted(settings),
+        sorted(files),
         f"give another --out, or remove the folders of these cells in {folder.path / CELLS}: "
         f"{', '.join(names)}",
     )
@@ -250,8 +250,9 @@ def run_cells(
 class _Workers:
     """Processes that run cells.
 
-    busy: with its cell, each process that runs one, by the channel of its answers.
+    busy: processes that run a cell, each with its cell, by the channel of its answers.
     idle: processes that wait for a cell.
+    The arguments are those of ``run_cells``.
     """
 
     def __init__(
@@ -269,6 +270,7 @@ class _Workers:
         self.busy: dict[Any, tuple[Any, Cell]] = {}
 
     def start(self, cell: Cell) -> None:
+        """Give a cell to an idle process, or to a new one."""
         worker = self.idle.pop() if self.idle else self.new_worker()
         self.busy[worker.channel] = (worker, cell)
         # noted before the start: it is true if this process is killed
@@ -289,10 +291,12 @@ class _Workers:
             worker.close()  # after any trouble the next cell gets a fresh process
 
     def interrupt(self) -> None:
+        """Ask all running cells to stop where they can be resumed."""
         for worker, _ in self.busy.values():
             worker.interrupt()
 
     def close(self) -> None:
+        """End all processes but the kept ones that are idle."""
         self.interrupt()
         idle = self.idle if self.kept is None else []
         for worker in [*idle, *(worker for worker, _ in self.busy.values())]:
@@ -321,11 +325,12 @@ def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
 def share_out(
     cells: Sequence[Cell], jobs: int | None, ray: Ray
 ) -> Iterator[tuple[Sequence[Cell], int]]:
-    """Inside: the cells, each with its number of workers, and how many of them run at a time.
+    """Gives the cells, each with its number of workers, and how many of them run at a time.
 
-    A place is what one worker needs in Ray: so many cells run that each has its places. ``jobs`` is
-    the limit; None: the processors of this machine, where the drivers run, or 1 without Ray.
+    A place is what one worker needs in Ray. As many cells run at a time as have their places.
     Processes that are started inside join Ray.
+
+    jobs: the most cells at a time; None: the processors of this machine, or 1 without Ray.
     """
     if ray is None:
         yield cells, jobs or 1
@@ -346,6 +351,7 @@ def share_out(
 
 
 def _uses_ray(cell: Cell) -> bool:
+    """Whether a cell runs on Ray."""
     return bool(_setting(cell, "engine") == "ray")
 
 

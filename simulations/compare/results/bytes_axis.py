@@ -32,12 +32,12 @@ AXES = ("epsilon", "bytes")
 class View:
     """What a comparison shows.
 
-    ``bytes`` adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer
-    on it.
-    ``left_out``: lines about methods and settings that are left out.
-    ``notes``: sentences of the grid.
-    ``choosing``: the search that chose settings.
-    ``labels``: what it calls methods, by their own labels.
+    bytes: also accuracy against total bytes at equal epsilon.
+    link: for which seconds of transfer are shown; None without.
+    labels: names of methods, by their own labels.
+    left_out: lines about methods and settings that are left out.
+    notes: sentences of the grid.
+    choosing: the search that chose the settings; None without one.
     """
 
     bytes: bool = False
@@ -57,8 +57,9 @@ PLAIN = View()
 
 
 def make_view(axis: str | None, link: str | None, labels: Iterable[str] | None = None) -> View:
-    """From the options ``--axis``, ``--link`` and ``--label``; raises ValueError naming the
-    option.
+    """The view of the options ``--axis``, ``--link`` and ``--label``.
+
+    Raises ValueError, naming the option, for other values.
     """
     if axis is not None:
         choose("--axis", axis, dict.fromkeys(AXES))
@@ -70,8 +71,9 @@ def make_view(axis: str | None, link: str | None, labels: Iterable[str] | None =
 
 
 def read_labels(pairs: Iterable[str]) -> Labels:
-    """Names from texts such as ``lsg=LSG, rank 4``. Raises ValueError for another form, and for a
-    method that is named twice.
+    """Names of methods from texts such as ``lsg=LSG, rank 4``.
+
+    Raises ValueError for another form, and for a method or a name that comes twice.
     """
     labels = dict[str, str]()
     for pair in pairs:
@@ -94,16 +96,16 @@ class Panel(NamedTuple):
 def panels(table: pd.DataFrame) -> list[Panel]:
     """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
     sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
-    found = []
+    made = []
     for task, own in sent.groupby("task", sort=False):
         prefix = f"{task[0]}: " if sent.task.nunique() > 1 else ""
         bounded = own.epsilon_max < math.inf
-        shown = list(own.sort_values(["uplink_bytes_total", "name"]).itertuples())
-        for group in _equal(own[bounded]) or [[]]:
+        ordered = list(own.sort_values(["uplink_bytes_total", "name"]).itertuples())
+        for group in _equal(own[bounded]) or [[]]:  # without private lines, one empty group
             title = _title(group) if group else "no private method"
-            kept = [line for line in shown if line in group or line.epsilon_max == math.inf]
-            found.append(Panel(prefix + title, kept))
-    return found
+            kept = [line for line in ordered if line in group or line.epsilon_max == math.inf]
+            made.append(Panel(prefix + title, kept))
+    return made
 
 
 def _equal(own: pd.DataFrame) -> list[list[Line]]:
@@ -125,8 +127,9 @@ def _claim(line: Line) -> tuple[str, str, float]:
 
 
 def _title(group: Sequence[Line]) -> str:
+    """The claim that all lines of a group make, in words."""
     level, trust, delta = _claim(group[0])
-    ends = (f"{group[at].epsilon_max:.3g}" for at in (0, -1))
+    ends = (f"{line.epsilon_max:.3g}" for line in (group[0], group[-1]))  # ascending
     of = level and f", {level}"
     against = "" if trust == "client" else f", of the sum only, against its clients (trust={trust})"
     return f"epsilon {' to '.join(dict.fromkeys(ends))} at delta {delta:g}{of}{against}"

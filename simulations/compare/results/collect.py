@@ -1,9 +1,8 @@
-"""Results of the cells of a grid and of given run directories, with labels that distinguish
-them.
-"""
+"""Results of a grid's cells, and of given run directories, with labels that distinguish them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -26,9 +25,9 @@ COLUMN_SETTINGS = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""
 
 CODE = "code"
-"""What tells runs apart that differ in the code of a user's own alone."""
-LABELLED = 2
-"""A label names at most so many settings."""
+"""The name, next to settings, of the code of a user's own."""
+MAX_LABELLED = 2
+"""The most settings that a label names."""
 
 
 def cell_result(
@@ -56,12 +55,12 @@ def cell_result(
 
 
 def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) -> list[Result]:
-    """Run directories; the folder of a comparison means all of its runs.
+    """The results of run directories; the folder of a comparison stands for all of its runs.
 
-    Runs that differ in their seed only form a group. If a method comes with several settings, its
-    groups keep the labels of their grids, provided that each has one and none is ambiguous.
-    Otherwise a label names the settings that differ, or a number if they are many; ``detail`` names
-    all of them. Raises ValueError for a folder that is neither, and if there is no run at all.
+    Runs that differ in their seed only form a group. Groups keep the labels of their grids, if each
+    has one and none is ambiguous. Otherwise a label names the settings that differ, or a number if
+    they are many; ``detail`` names all of them.
+    Raises ValueError for a folder that is neither, and without any run.
     """
     runs: dict[Path, Result] = {}
     for path in paths:
@@ -81,29 +80,34 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
 
 
 def kept_labels(paths: Iterable[Path]) -> Labels:
-    """What the comparisons of these folders, and of these cells of some, call their methods.
+    """The names of methods in the comparisons of these folders, or of these cells, by their labels.
 
-    A name that two folders give to different methods, or a method with two names, has none.
+    A name that folders give to different methods is left out, and so is a method with two names.
     """
     folders = dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths)
-    tables = (parse_labels(_tables_of(one).get("labels", {})) for one in folders)
-    pairs = {pair for table in tables for pair in table.items()}
-    keys, names = ([pair[at] for pair in pairs] for at in (0, 1))
+    pairs: set[tuple[str, str]] = set()
+    for folder in folders:
+        pairs |= parse_labels(_tables_of(folder).get("labels", {})).items()
+    keys = [key for key, _ in pairs]
+    names = [name for _, name in pairs]
     return {key: name for key, name in pairs if keys.count(key) == names.count(name) == 1}
 
 
 def kept_choosing(paths: Iterable[Path]) -> tuple[Choosing | None, tuple[str, ...]]:
     """The search that chose the settings of these runs, and the notes of their comparisons.
 
-    Of several comparisons, what choosing cost is among the notes: it belongs to some lines alone.
+    For several comparisons there is no search: the costs of choosing belong to some lines alone,
+    and are among the notes.
     """
-    folders = list(dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths))
-    files = list(map(_read_grid, folders))
-    found = [choosing.from_table(one["choosing"]) for one in files if "choosing" in one]
-    said = [str(note) for one in files for note in one.get("notes", ())]
-    if len(folders) == len(found) == 1:
-        return found[0], tuple(said)
-    return None, (*said, *(words for one in found for words in one.words))
+    folders = dict.fromkeys(_comparison_of(path.expanduser().resolve()) for path in paths)
+    searches, notes = list[Choosing](), list[str]()
+    for table in map(_read_grid, folders):
+        notes += map(str, table.get("notes", ()))
+        if "choosing" in table:
+            searches.append(choosing.from_table(table["choosing"]))
+    if len(folders) == len(searches) == 1:
+        return searches[0], tuple(notes)
+    return None, (*notes, *chain.from_iterable(search.words for search in searches))
 
 
 def code_notes(runs: Iterable[Result]) -> list[str]:
@@ -135,35 +139,36 @@ def _labelled(runs: list[Result]) -> list[Result]:
         settings = pd.DataFrame(list(own.settings), own.index, dtype=object)
         texts = settings.where(settings.notna(), None).map(str)
         differing = sorted(texts.columns[texts.nunique() > 1])
-        for at in own.index:
-            given = settings.loc[at, differing].dropna()
+        for row in own.index:
+            given = settings.loc[row, differing].dropna()
             detail = ", ".join(f"{name}={value}" for name, value in given.items())
-            called = user_code.short(str(method))
+            label = user_code.short(str(method))
             if one_each and clear[own.index].all():
-                label = own.label[at]
-            elif len(differing) > LABELLED:
-                number = texts.groupby(differing, sort=False).ngroup()[at] + 1
-                label = f"{called} #{number}"
-            else:
-                label = f"{called} ({detail})" if detail else called
-            label = f"{workload} {label}" if table.workload.nunique() > 1 else label
-            labelled[at] = replace(runs[at], label=label, detail=detail)
+                label = own.label[row]
+            elif len(differing) > MAX_LABELLED:
+                number = texts.groupby(differing, sort=False).ngroup()[row] + 1
+                label = f"{label} #{number}"
+            elif detail:
+                label = f"{label} ({detail})"
+            if table.workload.nunique() > 1:
+                label = f"{workload} {label}"
+            labelled[row] = replace(runs[row], label=label, detail=detail)
     return labelled
 
 
 def _grid_label(cell: Path, methods: Iterable[str]) -> str:
-    """What a run is called in its grid; empty if there is none."""
+    """The label of a cell: the longest method with which the cell's name begins; else empty."""
     return max((name for name in methods if cell.name.startswith(f"{name}-")), key=len, default="")
 
 
 def _varied(cell: Path, result: Result, names: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     """The settings that a grid varies for a cell, which its name has, and their values."""
-    values = [(name, result.settings[name]) for name in names if name in result.settings]
-    return tuple(one for one in values if f"-{word(*one)}-" in f"{cell.name}-")
+    pairs = ((name, result.settings[name]) for name in names if name in result.settings)
+    return tuple(pair for pair in pairs if f"-{word(*pair)}-" in f"{cell.name}-")
 
 
 def _comparison_of(path: Path) -> Path:
-    """The folder of the comparison that a cell is of; any other folder is its own."""
+    """The folder of the comparison of a cell; for any other folder, the folder itself."""
     return path.parent.parent if path.parent.name == CELLS else path
 
 
@@ -178,10 +183,7 @@ def _tables_of(folder: Path) -> dict[str, Any]:
 
 
 def _read_grid(folder: Path) -> dict[str, Any]:
-    """The keys of grid.toml in a folder; none where it cannot be read.
-
-    No method that it names is loaded.
-    """
+    """The keys of grid.toml in a folder, without loading a method; empty if it cannot be read."""
     try:
         return bounded.read_toml(folder / "grid.toml")
     except (OSError, ValueError):
@@ -189,13 +191,14 @@ def _read_grid(folder: Path) -> dict[str, Any]:
 
 
 def _group(run: Result) -> tuple[Any, ...]:
+    """What runs of one group have in common: all binding settings."""
     return tuple(sorted((name, str(value)) for name, value in _binding(run).items()))
 
 
 def _binding(run: Result) -> dict[str, Any]:
     """The settings that decide the outcome of a run, and the code of a user's own.
 
-    Except its seed, those that follow from others and unused ones.
+    The seed, settings that follow from others, and unused ones are left out.
     """
     follows = {"seed"}
     if run.settings.get("epsilon") is not None:

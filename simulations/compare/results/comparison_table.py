@@ -1,12 +1,13 @@
 """The lines of a comparison as a table, for pages, terminals, CSV and Markdown; and in sentences.
 
-The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. A mean
-that leads is the highest mean, no more: its lead over the next one is said with its standard error,
-paired by seed, and whether it may be chance.
+The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. They
+state the lead of the best mean over the next one, with its standard error, paired by seed, and
+whether it may be chance.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from fedlsg.config.units import EXAMPLE, unit_named
@@ -42,7 +43,7 @@ TIE_NOTE = (
     "95 %, each line by itself). Pages mark every mean that may be the best."
 )
 TWO = 2
-"""Seeds of which a spread can be computed, and with which hardly anything is sure."""
+"""The least seeds with a spread; with so few, hardly any difference is sure."""
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
 SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
 """Settings that have a column in every table.csv."""
@@ -58,14 +59,14 @@ FILED = [
 """The last columns of every table.csv."""
 OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
 """Settings that have a column in every comparison."""
-DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
+USUAL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
     (
         *("rank", "sparsity", "rho", "behind", "over_linear_probe", "transfer_seconds"),
         *("uplink_wire_per_client_round", "epsilon_with_choosing"),
     ),
     "--",
 )
-"""A page leaves out a column that says this of every line, by its name in table.csv."""
+"""A page leaves out a column if it has this value for every line; by its name in table.csv."""
 
 
 def varied_names(table: pd.DataFrame) -> list[str]:
@@ -78,9 +79,7 @@ def varied_names(table: pd.DataFrame) -> list[str]:
 
 
 def setting_names(table: pd.DataFrame) -> list[str]:
-    """The settings that have a column in this comparison: varied ones, then those that recipes of
-    the user's own declare.
-    """
+    """The settings with a column in this comparison: varied ones, then those of own recipes."""
     own = dict.fromkeys(name for settings in table.own_settings for name in settings)
     return list(dict.fromkeys((*varied_names(table), *own)))
 
@@ -91,18 +90,19 @@ def table_csv(table: pd.DataFrame) -> str:
 
 
 def frame_of(table: pd.DataFrame) -> pd.DataFrame:
-    """The same as a frame: numbers are numbers, and those that are not known are NaN."""
+    """The aggregated table as a frame: numbers are numbers, and NaN if they are not known."""
     filed = _filed(table)
     return filed.where(filed.notna(), math.nan).reset_index(drop=True).infer_objects()
 
 
 def _filed(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of table.csv."""
     more = [name for name in setting_names(table) if name not in (*SETTINGS, *OWN)]
     return table[["label", "method", *SETTINGS, *more, *FILED]]
 
 
 def columns_of(table: pd.DataFrame) -> list[Column]:
-    """What tables say of a line; their values are columns of the table."""
+    """All columns of the table for people; their values are columns of ``lines``."""
     return [
         Column("method", "label"),
         Column("rank", "rank", lambda rank: f"{rank or '--'}"),
@@ -141,10 +141,14 @@ def comparison_table(table: pd.DataFrame) -> Table:
 
 
 def informative(columns: Iterable[Column], rows: Sequence[Line]) -> list[Column]:
-    """The columns that say something of these lines."""
-    there = [one for one in columns if {*map(one.shown, rows)} != {DULL.get(str(one.value))}]
-    outside = any(map(_differs_outside, rows))
-    return [one for one in there if outside or one.value != "epsilon_outside"]
+    """The columns that have another than the usual value in some of these lines."""
+    kept = []
+    for column in columns:
+        values = set(map(column.shown, rows))
+        is_same_outside = column.value == "epsilon_outside" and not any(map(_differs_outside, rows))
+        if values != {USUAL.get(str(column.value))} and not is_same_outside:
+            kept.append(column)
+    return kept
 
 
 def epsilon_group(line: Line) -> str:
@@ -166,7 +170,7 @@ def _score(line: Line) -> str:
 
 
 def _behind(line: Line) -> str:
-    """How far it is behind the best, with the standard error of that."""
+    """How far a line is behind the best one, with the standard error of the difference."""
     if line.behind is None:
         return "--"
     if not line.behind and not line.behind_standard_error:
@@ -177,6 +181,7 @@ def _behind(line: Line) -> str:
 
 
 def _seeds(line: Line) -> str:
+    """Finished runs, and planned ones if these are more: "2/3"."""
     return "/".join(dict.fromkeys((str(line.n), str(line.planned))))
 
 
@@ -197,13 +202,13 @@ def _differs_outside(line: Line) -> bool:
 
 
 def notes(table: pd.DataFrame) -> list[str]:
-    """What the columns and marks mean, in sentences."""
+    """Sentences about the columns and marks of the table, and limits of its numbers."""
     runs = runs_of(table)
     splits = ("the public test split", "held-out training rows, which no epsilon covers")
     rows = " or ".join(splits[held_out] for held_out in sorted({run.held_out for run in runs}))
     moved = dict.fromkeys(run.link for run in runs if run.link and run.transfer)
     guesses = sorted(set(table.chance.dropna()))
-    said = {
+    is_needed = {
         f"{'Loss' if table.by_loss.any() else 'Accuracy'}: mean ± standard deviation (s.d.) over n "
         f"seeds on {rows}.": True,
         "With choosing: the epsilons of choosing the settings of a line and of all its runs, added "
@@ -235,7 +240,7 @@ def notes(table: pd.DataFrame) -> list[str]:
             table.beats_chance.eq(False)
         ),
     }
-    return [words for words, true in said.items() if true]
+    return [words for words, needed in is_needed.items() if needed]
 
 
 def _largest(numbers: pd.Series) -> float:
@@ -243,7 +248,7 @@ def _largest(numbers: pd.Series) -> float:
 
 
 def _of_two_seeds(table: pd.DataFrame) -> dict[str, bool]:
-    """How little lines of two seeds are told apart, in a sentence; where all have two."""
+    """A sentence about differences over two seeds, if all lines have two."""
     if not any(table.behind.notna()) or {*table.n[table.n > 0]} != {TWO}:
         return {}
     two, three = (f"{quantile(seeds):.1f}" for seeds in (TWO, TWO + 1))
@@ -254,7 +259,7 @@ def _of_two_seeds(table: pd.DataFrame) -> dict[str, bool]:
 
 
 def _of_one_seed(table: pd.DataFrame) -> dict[str, bool]:
-    """How far chance reaches where a line has one seed, in a sentence."""
+    """A sentence about the error of a line with one seed, if there is one."""
     errors = table.standard_error[table.n == 1].dropna()
     words = (
         "One seed shows no spread. The size of the test split alone gives an accuracy a standard "
@@ -275,7 +280,7 @@ def variants(table: pd.DataFrame) -> Mapping[str, str]:
 
 
 def unfinished(runs: Iterable[Result]) -> Mapping[str, str]:
-    """Why a run is not in the means, by its name."""
+    """Why runs are not in the means, by their names."""
     return {run.name: _state(run) for run in runs if not run.done}
 
 
@@ -285,8 +290,8 @@ def _state(run: Result) -> str:
     return f"{run.status} after {len(run.rows)} rounds" if run.rows else run.status
 
 
-GROUPS = 3
-"""Epsilons that the sentences name, the largest ones."""
+MAX_GROUPS = 3
+"""The most epsilons that the sentences name, the largest ones."""
 HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
 OF = {
     "server": ", for weights at a trusted server",
@@ -296,8 +301,9 @@ OF = {
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """On the finished private lines, the largest epsilon first; then on the best without privacy,
-    and what privacy costs next to it.
+    """Sentences about the finished private lines, the largest epsilon first, and the best others.
+
+    The last sentence says what privacy costs compared with the best line without privacy.
     """
     done = table[table.n > 0]
     if done.empty:
@@ -305,8 +311,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
     private = done.private.eq(True)
     groups = done[private].groupby(RIVALS, dropna=False, sort=False)
     several = done[["task", "delta"]].nunique() > 1
-    shown = [list(own.itertuples()) for _, own in groups][-GROUPS:][::-1]
-    said = [words for own in shown for words in _group(own, *several)]
+    largest = [list(own.itertuples()) for _, own in groups][-MAX_GROUPS:][::-1]
+    said = list(chain.from_iterable(_group(own, *several) for own in largest))
     if not private.all():
         best = min(done[~private].itertuples(), key=attrgetter("deficit"))
         without = "Without privacy" if private.any() else "No run is private"
@@ -317,8 +323,9 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def _price(free: Line, private: pd.DataFrame) -> str:
-    """How far the best private line at the largest epsilon is behind the best one without privacy;
-    empty where nothing of the same task has an epsilon target.
+    """How far the best private line at the largest epsilon is behind the one without privacy.
+
+    Empty if no line of the same task has an epsilon target, and for losses.
     """
     same = [
         line
@@ -337,7 +344,10 @@ def _price(free: Line, private: pd.DataFrame) -> str:
 
 
 def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
-    """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
+    """Sentences about lines of one epsilon, the best first.
+
+    tasks, deltas: whether the groups differ in them, so that each sentence has to name its own.
+    """
     best, target = own[0], own[0].epsilon_target
     spent = epsilon_words(max(line.epsilon_max for line in own))
     at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}{_chosen(best)}"
@@ -359,18 +369,19 @@ def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
 
 
 def _percent(line: Line) -> str:
+    """The score of a line with its unit."""
     return score_words(line) + ("" if line.by_loss else " %")
 
 
 def _result(line: Line, lead: str = "") -> str:
-    """The score, its lead, and how the bytes compare where they are not those of dense updates."""
+    """The score, its lead, and how the bytes compare with dense updates unless they are equal."""
     fewer = fewer_bytes(line.saved_ratio)
     words = (_percent(line) + lead, "" if " as many " in fewer else fewer)
     return ", ".join(filter(None, words))
 
 
 def _chosen(line: Line) -> str:
-    """What the line costs with the choice of its settings, in brackets; empty without a choice."""
+    """The epsilon of a line with that of choosing its settings, in brackets; empty without."""
     if line.choosing_epsilon is None:
         return ""
     if line.choosing_epsilon == 0:
@@ -387,9 +398,7 @@ def _over(line: Line) -> str:
 
 
 def _lead(best: Line, second: Line) -> str:
-    """The lead over the next line, with its standard error, paired by seed, and whether it may be
-    chance.
-    """
+    """The lead over the next line, paired by seed, its standard error, and if it may be chance."""
     lead, words = paired(second, best), "the lead may be chance"
     if not lead.seeds:
         return f" (no seed in common with {second.name}, so {words})"

@@ -24,50 +24,56 @@ from fedlsg.simulations.report.words import epsilon_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANELS = 12
-"""More heat maps than these are not drawn: the table has their numbers."""
+MAX_PANELS = 12
+"""If there are more heat maps, none is drawn: the table has their numbers."""
 COLUMNS = 2
+"""Heat maps in a row."""
 WORDS: Any = {"ha": "center", "va": "center", "fontsize": 7, "linespacing": 1.1}
+"""How words are in a cell."""
 DARK, BRIGHT = "#101112", "#fdfdfe"
-"""Words on a coloured ground, which stays as it is in the dark: no colours of ``colours``."""
+"""Colours of words on cells. They are not of ``colours``: cells stay the same on dark pages."""
 
 
 def values_of(table: Iterable[Line], name: str) -> list[Any]:
-    """The values of a varied setting: numbers ascending, else as they come."""
+    """The values of a varied setting: numbers ascending, others in the order of the lines."""
     values = list(dict.fromkeys(line.varied[name] for line in table if name in line.varied))
     return sorted(values) if all(map(is_number, values)) else values
 
 
 def value_words_of(table: Sequence[Line], name: str, values: Sequence[Any]) -> list[str]:
-    """The values as words, each with its epsilon where the setting alone decides that."""
+    """The values as words, each with its epsilon if the setting alone decides the epsilon."""
     words = list(map(value_words, values))
     bounded = [line for line in table if (line.epsilon_max or math.inf) < math.inf]
-    spent = grouped(bounded, lambda line: line.varied.get(name))
-    epsilons = [[line.epsilon_max for line in spent.get(value, ())] for value in values]
-    if not all(own and _equal(own) for own in epsilons) or _equal(list(map(max, epsilons))):
+    lines_of = grouped(bounded, lambda line: line.varied.get(name))
+    epsilons = [[line.epsilon_max for line in lines_of.get(value, ())] for value in values]
+    is_decided = all(own and _are_equal(own) for own in epsilons)
+    if not is_decided or _are_equal(list(map(max, epsilons))):
         return words
-    ends = (f"\nepsilon {epsilon_words(max(own), 1)}" for own in epsilons)
-    return [word + end for word, end in zip(words, ends, strict=True)]
+    pairs = zip(words, epsilons, strict=True)
+    return [f"{word}\nepsilon {epsilon_words(max(own), 1)}" for word, own in pairs]
 
 
-def _equal(epsilons: Sequence[float]) -> bool:
+def _are_equal(epsilons: Sequence[float]) -> bool:
+    """Whether epsilons are equal up to the error of calibration."""
     return max(epsilons) <= min(epsilons) * (1 + SAME)
 
 
 def heat_maps(table: Iterable[Line], names: Sequence[str]) -> "Figure | None":
-    """The first setting across, the second one up; None if there are no panels, or too many.
+    """Heat maps of the first setting (across) and the second one (up).
 
-    A panel has the lines of a method, an epsilon target and any other setting that have both.
+    A panel has the lines that have both settings, and agree in method, epsilon target and all other
+    settings. None if there are no panels, or too many.
     """
     names = names[:2]
     both = [line for line in table if line.varied.keys() >= set(names)]
     families = grouped(both, lambda line: family(line, names)).values()
     panels = [own for own in families if any(line.n for line in own)]
-    return _draw(panels, names) if 0 < len(panels) <= PANELS else None
+    return _draw(panels, names) if 0 < len(panels) <= MAX_PANELS else None
 
 
 @use_style
 def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
+    """The figure: a cell for each pair of values, with one scale of colours for all panels."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_hex
     from matplotlib.patches import Rectangle
@@ -98,7 +104,8 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
             ground = to_hex(colours(scale(means[y, x])))
             colour = max((DARK, BRIGHT), key=lambda colour: contrast(colour, ground))
             axes.text(x, y, _words(cells[y][x]), color=colour, **WORDS)
-        y, x = divmod(int(np.nanargmax(means if _more_is_better(own) else -means)), len(across))
+        best = np.nanargmax(means if _more_is_better(own) else -means)
+        y, x = divmod(int(best), len(across))
         frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor="none", edgecolor=RED)
         axes.add_patch(frame).set_linewidth(2)
     return figure
@@ -109,7 +116,7 @@ def _more_is_better(table: Iterable[Line]) -> bool:
 
 
 def _words(line: Line) -> str:
-    """The mean of a line; of one without a mean, why."""
+    """The mean of a line in words; for a line without a mean, whether a run failed."""
     if line is None or line.mean is None:
         failed = line is not None and any(run.status == "failed" for run in line.runs)
         return "failed" if failed else "--"

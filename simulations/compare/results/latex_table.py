@@ -1,5 +1,4 @@
-"""The table of a comparison for a paper: LaTeX with booktabs, in bold each mean that may be the
-best of its epsilon.
+"""The table of a comparison for a paper, in LaTeX: each mean that may be the best is bold.
 
 A paper needs the package booktabs, and reads the file with its command input.
 """
@@ -35,9 +34,12 @@ PRINTED = frozenset(
 )
 """Columns of a comparison that a paper's table has as well, and those of varied settings."""
 HEADINGS = {"epsilon": "$\\varepsilon$", "n": "$n$"}
+"""Headings that are formulas."""
 END = "\\end{tabular}"
 NOTE = "\\multicolumn{{{}}}{{p{{\\linewidth}}}}{{\\footnotesize {}}} \\\\\n"
+"""A row with a note across so many columns."""
 SYMBOLS = {"±": "$\\pm$", "≈": "$\\approx$"}
+"""Characters that need a command."""
 ABOUT = (
     "% Mean \\pm standard deviation (s.d.) over n seeds. Behind: the best mean of the same epsilon "
     "minus this one,\n% paired by seed, with the standard error (s.e.) of this difference. "
@@ -50,14 +52,14 @@ ABOUT = (
 def latex_table(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     """One ``tabular`` with a rule between the epsilons, and ``notes`` below the last one.
 
-    Guarantee: text stays text, whatever a name holds: pandas escapes each cell.
+    Guarantee: text stays text, for any names: pandas escapes each cell.
     """
     lines = list(table.itertuples())
-    varied = {name for line in lines for name in line.varied}
+    printed = PRINTED.union(*(line.varied for line in lines))
     columns = [
-        one if one.value == "mean" else replace(one, best="")
-        for one in informative(columns_of(table), lines)
-        if one.value in PRINTED | varied
+        column if column.value == "mean" else replace(column, best="")
+        for column in informative(columns_of(table), lines)
+        if column.value in printed
     ]
     rows = make_table(columns, lines, group=epsilon_group).rows
     text = ABOUT + _tabular(columns, rows)
@@ -69,24 +71,26 @@ def _escaped(words: str) -> str:
     """Text for LaTeX, as pandas escapes a cell."""
     style = pd.DataFrame([[words]]).style.hide(axis="index").hide(axis="columns")
     text = style.format(escape="latex").to_latex()
+    # the cell is between the first line, \begin{tabular}, and the end of its row
     return str(text).partition("\n")[2].partition(" \\\\\n")[0]
 
 
 def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """The table without notes, with a rule between two groups of rows."""
     names = [column.name for column in columns]
     cells = pd.DataFrame([row.cells for row in rows], columns=names)
     bold = pd.DataFrame("", cells.index, names)
-    for at, row in enumerate(rows):
+    for number, row in enumerate(rows):
         for place in row.best:
-            bold.iloc[at, place] = "textbf:--rwrap;"
+            bold.iloc[number, place] = "textbf:--rwrap;"  # pandas' word for \textbf{...}
     style = cells.style.hide(axis="index").apply(lambda _: bold, axis=None).format(escape="latex")
     style = style.format_index(lambda name: HEADINGS.get(name, name), escape="latex", axis=1)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (len(names) - 1))
     for symbol, command in SYMBOLS.items():
         text = text.replace(symbol, command)
-    head, _, body = text.partition("\\midrule\n")
-    found = body.splitlines(keepends=True)
-    for at in reversed(range(1, len(rows))):
-        if rows[at].group != rows[at - 1].group:
-            found.insert(at, "\\midrule\n")
-    return "".join([head, "\\midrule\n", *found])
+    head, rule, body = text.partition("\\midrule\n")
+    text_lines = body.splitlines(keepends=True)
+    for number in reversed(range(1, len(rows))):  # from the end: an insertion moves later lines
+        if rows[number].group != rows[number - 1].group:
+            text_lines.insert(number, rule)
+    return "".join([head, rule, *text_lines])

@@ -23,7 +23,7 @@ def line_name(label: str, settings: Mapping[str, Any], level: str = "") -> str:
 
 
 def family(line: Line, axes: Iterable[str] = ()) -> str:
-    """What a line shares with those that differ in the settings ``axes`` alone."""
+    """The name that a line shares with those that differ from it in the settings ``axes`` alone."""
     settings = {name: value for name, value in line.settings.items() if name not in axes}
     if line.epsilon_target is not None:
         settings["epsilon"] = line.epsilon_target
@@ -31,8 +31,9 @@ def family(line: Line, axes: Iterable[str] = ()) -> str:
 
 
 def name_with_privacy(line: Line, name: str = "") -> str:
-    """A name, that of the line if left out; one that is not private says so."""
-    return f"{name or line.name}, {NOT_PRIVATE}" if line.private is False else name or line.name
+    """The name of a line, or another one for it, which says so if the line is not private."""
+    name = name or line.name
+    return f"{name}, {NOT_PRIVATE}" if line.private is False else name
 
 
 def shown(line: Line, value: float) -> str:
@@ -60,11 +61,12 @@ def mean_of(table: Iterable[Line]) -> str:
 
 
 def seeds_of(table: Iterable[Line]) -> str:
-    """Over how many seeds the means of these lines are; empty if each is of one."""
-    counts = sorted({line.n for line in table if line.n})
-    if counts[-1:] in ([], [1]):
+    """The number of seeds of these lines in words, "2 to 3 seeds"; empty if each has one."""
+    counts = {line.n for line in table if line.n}
+    least, most = min(counts, default=0), max(counts, default=0)
+    if most < 2:
         return ""
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
+    return f"{most} seeds" if least == most else f"{least} to {most} seeds"
 
 
 def number_of(line: Line, value: float | None) -> str:

@@ -31,8 +31,8 @@ NAMING = ("rank", "sparsity")
 """Settings that the name of a line has, also where they are not varied."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
-SMALLEST = 1e-9
-"""Relative spread of differences up to which they are the same, but for rounding."""
+ROUNDING = 1e-9
+"""Differences are equal, but for rounding, if their spread is at most this share of their mean."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
 """What lines need in common to be compared: the evaluated rows of one workload."""
 MEANS = {
@@ -45,11 +45,14 @@ MEANS = {
 """Numbers of runs, and the column of their mean."""
 RIVALS = ["task", "epsilon_target", "unit", "trust", "delta", "private"]
 """What lines have in common that are compared with each other."""
+TWO_SIDED_95 = 0.975
+"""The share of a distribution below the upper end of its middle 95 %."""
 NUMBERS = [
     *MEANS,
     *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense"),
     *("uplink_bytes_wire", "messages"),
 ]
+"""Columns of runs that are numbers: lines have means or sums of them."""
 Labels = Mapping[str, str]
 """What figures and tables call a method, by its label or by the whole name of its line."""
 NO_LABELS: Labels = MappingProxyType({})
@@ -110,24 +113,24 @@ def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> 
     """Lines with the means and sums of their finished runs: NaN without one, or where one lacks the
     number.
     """
-    by = done.groupby("group")
-    complete = by[NUMBERS].count().eq(by.size(), axis=0)
-    means = by[NUMBERS].mean().where(complete).rename(columns=MEANS)
-    sums = by[NUMBERS].sum()
+    groups = done.groupby("group")
+    complete = groups[NUMBERS].count().eq(groups.size(), axis=0)
+    means = groups[NUMBERS].mean().where(complete).rename(columns=MEANS)
+    sums = groups[NUMBERS].sum()
     table = table.join(means[[*MEANS.values()]])
     return table.assign(
         name=list(map(line_name, table.label, table.settings, table.level)),
         by_loss=table.by_loss.eq(True),
-        private=by.private.all(),
+        private=groups.private.all(),
         runs=runs.groupby("group").run.agg(list),
         planned=runs.groupby("group").size(),
-        n=by.size().reindex(table.index, fill_value=0),
-        scores=by.scores.agg(list),
-        mean=by.score.mean(),
-        sd=by.score.std(),
-        accuracy_sd=by.accuracy.std().where(complete.accuracy),
-        epsilon_max=by.epsilon_max.max(),
-        epsilon_outside=by.epsilon_outside.max().where(complete.epsilon_outside),
+        n=groups.size().reindex(table.index, fill_value=0),
+        scores=groups.scores.agg(list),
+        mean=groups.score.mean(),
+        sd=groups.score.std(),
+        accuracy_sd=groups.accuracy.std().where(complete.accuracy),
+        epsilon_max=groups.epsilon_max.max(),
+        epsilon_outside=groups.epsilon_outside.max().where(complete.epsilon_outside),
         uplink_bytes_per_client_round=_ratio(sums.uplink_bytes, sums.messages),
         uplink_wire_per_client_round=_ratio(
             sums.uplink_bytes_wire.where(complete.uplink_bytes_wire), sums.messages
@@ -143,9 +146,11 @@ def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> 
 class Paired(NamedTuple):
     """How far a line is behind another one: the mean difference over the seeds of both.
 
-    behind: below 0 where it is ahead. error: its standard error over ``seeds``; of seeds that all
-    differ by the same, that of the test rows. None of less than two seeds, and where neither is
-    known. Without a seed in common it is the difference of the means.
+    behind: the mean difference; below 0 if the line is ahead. If the lines have no seed in common,
+        the difference of their means.
+    error: the standard error of ``behind``: over seeds, or over test rows if all seeds differ by
+        the same. None for fewer than two seeds, and if the number of test rows is not known.
+    seeds: the number of seeds that both lines have.
     """
 
     behind: float
@@ -154,65 +159,71 @@ class Paired(NamedTuple):
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether the difference is none at 95 %, by Student's t; always where no error is
-        known.
+        """Whether the difference may be 0 at 95 % confidence, by Student's t; True without an
+        error.
         """
         return self.error is None or abs(self.behind) <= quantile(self.seeds) * self.error
 
 
 @cache
 def quantile(seeds: int) -> float:
-    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
-    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+    """Student's t at 95 %: a larger difference, in standard errors, is not chance.
+
+    It is 12.7 for two seeds, 4.3 for three and 2 for many.
     """
     from scipy.stats import t  # half a second that a start need not wait for
 
-    return float(t.ppf(0.975, seeds - 1))
+    return float(t.ppf(TWO_SIDED_95, seeds - 1))
 
 
 def paired(line: Line, best: Line) -> Paired:
     """How far a finished line is behind ``best``, paired by seed."""
+    # scores are (seed, score) pairs: series subtract seed by seed, NaN for a seed of one line alone
     lags = (pd.Series(dict(best.scores)) - pd.Series(dict(line.scores))).dropna()
     sign = 1 if best.more_is_better else -1
     behind = lags.mean() if len(lags) else best.mean - line.mean
-    return Paired(
-        sign * float(behind), _error_of(lags, None if best.by_loss else best.run.chance), len(lags)
-    )
+    error = _error_of(lags, None if best.by_loss else best.run.chance)
+    return Paired(sign * float(behind), error, len(lags))
 
 
 def _error_of(lags: pd.Series, chance: Chance | None) -> float | None:
     """Standard error of the mean of paired differences, one for each seed.
 
-    Few seeds may differ by the same number of test rows by chance, and no spread proves nothing.
-    Then it is that of the N test rows: two models whose accuracies differ by d disagree on a share
-    d of the rows at least, so the difference of one seed has a variance of d (1 - d) / N at least.
+    Few seeds may differ by the same number of test rows by chance, so no spread proves nothing.
+    Then it is the error of the N test rows. Two models whose accuracies differ by d disagree on at
+    least a share d of the rows. So the difference of one seed has at least the variance
+    d (1 - d) / N.
     """
     if len(lags) < 2:
         return None
-    spread, apart = float(lags.sem()), min(abs(float(lags.mean())), 1.0)
-    if spread > SMALLEST * apart or not apart:
+    spread = float(lags.sem())
+    d = min(abs(float(lags.mean())), 1.0)
+    if spread > ROUNDING * d or not d:
         return spread
     if chance is None:
         return None
-    return math.sqrt(apart * (1 - apart) / (chance.test_examples * len(lags)))
+    return math.sqrt(d * (1 - d) / (chance.test_examples * len(lags)))
 
 
 def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Series]:
-    """What choosing the settings of a line and all its runs cost together (basic composition): sums
-    of epsilons and of deltas. None without a search, and for a line that claims no epsilon.
+    """Columns of what choosing the settings of a line cost, alone and together with all its runs.
+
+    The sums of epsilons and of deltas are by basic composition. They are None without a search, and
+    for a line that claims no epsilon.
     """
     untouched = choosing.untouched if choosing else {}
     labels = list(table.label)
     epsilons, deltas, chosen = list[Any](), list[Any](), list[Any]()
     for line in table.itertuples():
-        own = choosing if choosing and line.label in untouched else None
-        spent = [each for run in line.runs if (each := _spent(run)) is not None]
-        chosen.append(own.epsilon if own else None)
+        own = choosing if line.label in untouched else None
+        epsilon, delta = (own.epsilon, own.delta) if own else (0.0, 0.0)
+        chosen.append(own and epsilon)
+        spent = [each for each in map(_spent, line.runs) if each is not None]
         # without a finished run nothing contradicts the claim of its settings
         claims_epsilon = line.private is not False and len(spent) == len(line.runs)
         if choosing and claims_epsilon:
-            epsilons.append(math.fsum([own.epsilon if own else 0.0, *spent]))
-            deltas.append(len(spent) * (line.delta or 0.0) + (own.delta if own else 0.0))
+            epsilons.append(math.fsum([epsilon, *spent]))
+            deltas.append(len(spent) * (line.delta or 0.0) + delta)
         else:
             epsilons.append(None)
             deltas.append(None)
@@ -223,13 +234,15 @@ def _in_all(table: pd.DataFrame, choosing: Choosing | None) -> dict[str, pd.Seri
         "epsilon_with_choosing": epsilons,
         "delta_with_choosing": deltas,
     }
-    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
+    return {name: pd.Series(values, table.index, dtype=object) for name, values in columns.items()}
 
 
 def _spent(run: Result) -> float | None:
     """The epsilon of a run: what it spent, or what it will have spent where it is not finished."""
-    known = [each for each in (run.epsilon_max, run.epsilon_target) if each is not None]
-    return run.epsilon_max if run.done else max(known, default=None)
+    if run.done:
+        return run.epsilon_max
+    epsilons = [each for each in (run.epsilon_max, run.epsilon_target) if each is not None]
+    return max(epsilons, default=None)
 
 
 def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
@@ -246,14 +259,14 @@ def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
         "paired_seeds": [lag and lag.seeds for lag in lag_of_each],
         "may_be_best": [lag and lag.may_be_chance for lag in lag_of_each],
     }
-    return {name: pd.Series(own, table.index, dtype=object) for name, own in columns.items()}
+    return {name: pd.Series(values, table.index, dtype=object) for name, values in columns.items()}
 
 
 def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     """The lines under the names that a user gives them, by their labels or their whole names.
 
-    A given name replaces the settings in a line's name, too; of several lines with one label it is
-    followed by the settings in which they differ.
+    A given name replaces the settings in a line's name, too. If several lines have one label, the
+    settings in which they differ follow the given name.
     """
     if not labels:
         return table
@@ -265,10 +278,10 @@ def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
             for name, value in line.settings.items()
             if any(other.get(name) != value for other in variants[line.label])
         }
-        given = labels.get(line.label)
-        usual = line.name if given is None else line_name(given, differing)
+        new_label = labels.get(line.label)
+        usual = line.name if new_label is None else line_name(new_label, differing)
         names.append(labels.get(line.name, usual))
-        short.append(labels.get(line.name, line.label if given is None else given))
+        short.append(labels.get(line.name, line.label if new_label is None else new_label))
     return table.assign(name=names, label=short)
 
 
@@ -278,42 +291,45 @@ def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
     Raises ValueError for a given name that another method of the folder has.
     """
     for key, name in given.items():
-        if other := [one for one, taken in kept.items() if taken == name and one not in given]:
-            raise ValueError(f"--label {key}={name}: {other[0]} is called that in this folder")
+        others = [label for label, old in kept.items() if old == name and label not in given]
+        if others:
+            raise ValueError(f"--label {key}={name}: {others[0]} is called that in this folder")
     return {**kept, **given}
 
 
 def full_labels(labels: Labels, known: Iterable[str]) -> dict[str, str]:
-    """The names that are given, by labels among the ``known`` ones: of a recipe of the user's own,
-    its file will do.
+    """The given names, by labels among the ``known`` ones.
+
+    FILE stands for FILE-recipe, the label of a recipe of the user's own.
     """
-    there = {*known}
-    whole = {key: f"{key}{OWN_RECIPE}" for key in labels}
-    return {
-        whole[key] if key not in there and whole[key] in there else key: name
-        for key, name in labels.items()
-    }
+    known = {*known}
+    full = dict[str, str]()
+    for key, name in labels.items():
+        of_recipe = f"{key}{OWN_RECIPE}"
+        full[of_recipe if key not in known and of_recipe in known else key] = name
+    return full
 
 
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
-    """Raise ValueError for a name that is given to nothing ``known``, labels or whole names of
-    lines, and for one that another of them has.
+    """Raise ValueError for a label that is not ``known``, and for a name that is another label.
+
+    A key of ``labels`` is a label, or the whole name of a line: a label and settings in brackets.
     """
-    there = [*dict.fromkeys(known)]
+    known = list(dict.fromkeys(known))
     for key, name in labels.items():
-        if not any(key == one or key.startswith(f"{one} (") for one in there):
-            raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(there)}")
-        if name != key and name in there:
+        if not any(key == label or key.startswith(f"{label} (") for label in known):
+            raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(known)}")
+        if name != key and name in known:
             raise ValueError(f"--label {key}={name}: another method is called {name}")
 
 
 def more_is_better(by_loss: bool) -> bool:
-    """Whether the best score is the highest: of losses, or of accuracies."""
+    """Whether the best score is the highest; ``by_loss``: scores are losses, not accuracies."""
     return bool(higher_is_better("loss" if by_loss else "accuracy"))
 
 
 def _row(run: Result) -> dict[str, Any]:
-    """What lines are made of: the facts of a run, and its numbers."""
+    """A run as a row: its facts, its numbers, and what decides which line it belongs to."""
     settings, summary, unit = run.settings, run.summary, unit_in(run.settings)
     target, facts = run.epsilon_target, run.as_row()
     own = {name: value for name, value in _own_settings(run).items() if name not in facts}
@@ -360,14 +376,13 @@ def _over_probe(table: pd.DataFrame) -> pd.Series:
 
 def _guesses(table: pd.DataFrame) -> dict[str, list[Any]]:
     """What the accuracy of guessing says of each line; None if it is not on record."""
-    known = []
+    columns: dict[str, list[Any]] = {"chance": [], "standard_error": [], "beats_chance": []}
     for run, pairs in zip(table.run, table.scores, strict=True):
-        known.append((run.chance, [score for _, score in pairs or ()]))
-    return {
-        "chance": [chance and chance.level for chance, _ in known],
-        "standard_error": [chance and standard_error(own, chance) for chance, own in known],
-        "beats_chance": [chance and beats_chance(own, chance) for chance, own in known],
-    }
+        chance, scores = run.chance, [score for _, score in pairs or ()]
+        columns["chance"].append(chance and chance.level)
+        columns["standard_error"].append(chance and standard_error(scores, chance))
+        columns["beats_chance"].append(chance and beats_chance(scores, chance))
+    return columns
 
 
 def in_legend_order(table: pd.DataFrame) -> pd.DataFrame:

@@ -37,11 +37,14 @@ NEAR = 0.1
 """The line of guessing is drawn if it is at most this far, in accuracy, below all that is drawn."""
 APART = 0.015
 """Marks of two methods at one epsilon are this share of it apart."""
-CURVES = 10
-"""So many learning curves, at most, are drawn of settings that are varied."""
+MAX_CURVES = 10
+"""Learning curves of varied settings are drawn for at most this many lines."""
 LOG_SCALE_RATIO = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
+STEP_BETWEEN_EQUAL_BYTES = 1.02
+"""Marks at the same bytes are moved apart by this factor, so that they do not cover each other."""
 DASHES = ("-", "--", ":", "-.")
+"""Line styles of the variants of one method, in turn."""
 FRONT = "Pareto front"
 AXIS_MARGIN = 0.08
 """A tight axis ends at least this share of what is drawn beyond it."""
@@ -87,11 +90,11 @@ def figures(table: pd.DataFrame, view: View = PLAIN) -> "dict[str, Charts | Figu
     if view.bytes:
         drawn["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
     elif not varied:
-        drawn["accuracy-epsilon"] = accuracy_by_epsilon(done, looks) if len(done) > 1 else None
-        drawn["accuracy-bytes"] = (
-            accuracy_by_bytes(finished, looks) if _bytes_differ(done) else None
-        )
-    if view.bytes or not varied or len(table) <= CURVES:
+        if len(done) > 1:
+            drawn["accuracy-epsilon"] = accuracy_by_epsilon(done, looks)
+        if _bytes_differ(done):
+            drawn["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
+    if view.bytes or not varied or len(table) <= MAX_CURVES:
         drawn["learning-curves"] = learning_curves(done, looks)
     return {name: figure for name, figure in drawn.items() if figure}
 
@@ -143,7 +146,10 @@ def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
 def values_axis(
     name: str, values: Sequence[Any], words: Iterable[str]
 ) -> tuple[Axis, dict[Any, float]]:
-    """An axis of the values of a setting, and their places: numbers at themselves."""
+    """An axis of the values of a setting, and the place of each value on it.
+
+    Numbers, which are ascending, are at themselves; other values are at 0, 1, 2 and so on.
+    """
     numbers = all(map(is_number, values))
     places = list(map(float, values if numbers else range(len(values))))
     log = numbers and places[0] > 0 and places[-1] / places[0] >= LOG_SCALE_RATIO
@@ -163,27 +169,29 @@ def _over(
     looks: by the names that ``name_of`` gives.
     apart: names are moved by this share of a place, so that error bars do not cover each other.
     """
-    rest = [line for line in table if place_of(line) is None]
-    families = grouped((line for line in table if place_of(line) is not None), name_of)
+    levels = []
+    families: dict[str, list[tuple[float, Line]]] = {}
+    for line in table:
+        name, place = name_of(line), place_of(line)
+        if place is None:
+            levels.append(level(line.height, name_with_privacy(line, name), looks[name].colour))
+        else:
+            families.setdefault(name, []).append((place, line))
     series = []
-    for at, (name, own) in enumerate(families.items()):
-        shift = 1 + apart * (at - (len(families) - 1) / 2)
-        own.sort(key=lambda line: place_of(line) or 0.0)
-        places = [shift * (place_of(line) or 0.0) for line in own]
+    for number, (name, pairs) in enumerate(families.items()):
+        pairs.sort(key=itemgetter(0))
+        shift = 1 + apart * (number - (len(families) - 1) / 2)  # symmetric around 1
+        own = [line for _, line in pairs]
+        places = [shift * place for place, _ in pairs]
         series.append(marks(places, own, looks[name], name_with_privacy(own[0], name)))
-    levels = [
-        level(line.height, name_with_privacy(line, name), looks[name].colour)
-        for name, line in zip(map(name_of, rest), rest, strict=True)
-    ]
     return [*series, *levels, *chance(table)]
 
 
-def _accuracy(
-    title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 340
-) -> Chart:
+def _accuracy(title: str, x: Axis, series: Sequence[Series], table: Sequence[Line]) -> Chart:
+    """A chart of the scores of these lines, as ``series``, over the axis ``x``."""
     series = tuple(series)
     y = _tight_axis(table, measured(table), series)
-    return Chart(title=title, x=x, y=y, series=series, height=height, spread=_bars(table))
+    return Chart(title=title, x=x, y=y, series=series, height=340, spread=_bars(table))
 
 
 def _bars(table: Iterable[Line]) -> str:
@@ -193,12 +201,12 @@ def _bars(table: Iterable[Line]) -> str:
 
 
 def _full_axis(table: Sequence[Line], label: str) -> Axis:
-    """An axis of the scores of these lines, as long as the drawing makes it."""
+    """An axis of the scores of these lines, which the drawing ends at a round number."""
     if any(line.by_loss for line in table):
         return Axis(label=label)
-    most = max((line.height for line in table if line.mean is not None), default=0.0)
-    # the drawing would end it at 120 %
-    return Axis(label=label, unit="%", high=100.0 if most > 80 else None)
+    largest = max((line.height for line in table if line.mean is not None), default=0.0)
+    # above 80 % the next round number of the drawing may be 120 %
+    return Axis(label=label, unit="%", high=100.0 if largest > 80 else None)
 
 
 def _tight_axis(table: Sequence[Line], label: str, series: Sequence[Series]) -> Axis:
@@ -209,7 +217,7 @@ def _tight_axis(table: Sequence[Line], label: str, series: Sequence[Series]) -> 
     ends = [line.height + side for line in table if line.n for side in (-line.spread, line.spread)]
     if not series or not ends or any(line.by_loss for line in table):
         return _full_axis(table, label)
-    ends += [one.place for one in series if one.place is not None]
+    ends += [each.place for each in series if each.place is not None]
     margin = max(AXIS_MARGIN * (max(ends) - min(ends)), TICK_STEPS[0] / 2)
     low, high = min(ends) - margin, max(ends) + margin
     step = _tick_step(low, high)
@@ -218,7 +226,7 @@ def _tight_axis(table: Sequence[Line], label: str, series: Sequence[Series]) -> 
 
 
 def _tick_step(low: float, high: float) -> float:
-    """The smallest step of which ``MAX_TICK_STEPS`` reach across; the largest one if none do."""
+    """The smallest step for which ``MAX_TICK_STEPS`` steps are enough; else the largest step."""
     for step in TICK_STEPS:
         if math.ceil(high / step) - math.floor(low / step) <= MAX_TICK_STEPS:
             return step
@@ -262,11 +270,10 @@ def accuracy_by_bytes(table: pd.DataFrame, looks: Looks) -> Charts:
     Marks of the largest epsilon target, and of no target, are filled; others are hollow. Each
     epsilon has its Pareto front.
     """
-    # equal places 2 % apart, so that marks do not cover each other
     sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
     equal = sent.groupby("uplink_bytes_total").uplink_bytes_total
-    steps = equal.cumcount() - (equal.transform("size") - 1) / 2
-    sent = sent.assign(x=sent.uplink_bytes_total * 1.02**steps)
+    steps = equal.cumcount() - (equal.transform("size") - 1) / 2  # symmetric around 0
+    sent = sent.assign(x=sent.uplink_bytes_total * STEP_BETWEEN_EQUAL_BYTES**steps)
     lines = list(table.itertuples())
     filled = (None, *targets_of(lines)[-1:])
     series = []
@@ -292,12 +299,12 @@ def accuracy_by_total_bytes(table: pd.DataFrame) -> Charts:
             series = [_mark(line, looks, filled=line.private) for line in sent.itertuples()]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
             title = f"{panel.title}, bytes {ways}"
-            charts.append(_accuracy(title, x, [*fronts(sent), *series], panel.lines, 340))
+            charts.append(_accuracy(title, x, [*fronts(sent), *series], panel.lines))
     return tuple(charts)
 
 
 def _mark(line: Line, looks: Looks, *, filled: bool, named: bool = True) -> Series:
-    """One line as a mark whose words name it."""
+    """One line as a mark whose words name it; ``named``: the legend names it, too."""
     epsilon = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
     name = name_with_privacy(line) if named else ""
     mark = marks([line.x], [line], looks[line.name]._replace(dashes="-"), name)
@@ -314,9 +321,16 @@ def fronts(sent: pd.DataFrame) -> list[Series]:
     for target, rivals in private.groupby("epsilon_target", dropna=False, sort=False):
         best = pareto(rivals)
         if len(rivals) > 2 and len(best) > 1:
-            words = ("" if target != target else f"epsilon {target:g}",) * len(best)
-            x, y = best.x.tolist(), best.height.tolist()
-            series.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
+            words = "" if pd.isna(target) else f"epsilon {target:g}"
+            front = Series(
+                name=FRONT,
+                x=best.x.tolist(),
+                y=best.height.tolist(),
+                colour=GREY,
+                dashes="--",
+                words=(words,) * len(best),
+            )
+            series.append(front)
     return series
 
 
@@ -336,20 +350,22 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
     runs = [run for line in table for run in line.runs if run.done]
     timed = all(row.simulated for run in runs for row in run.rows)
     private = [line for line in table if line.private]
-    groups, charts = grouped(private or table, attrgetter("epsilon_target")), []
     free = [line for line in table if private and not line.private]
+    # a dashed line for reference, without its band
+    references = [
+        _curve(line, looks[line.name]._replace(dashes="--"), timed=timed)[0] for line in free
+    ]
+    groups = grouped(private or table, attrgetter("epsilon_target"))
+    charts = []
     for target in sorted(groups, key=lambda target: target or math.inf):
         epsilon = "no epsilon target" if target is None else f"epsilon {target:g}"
-        series = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
-        series += [
-            _curve(line, looks[line.name]._replace(dashes="--"), timed=timed)[:1] for line in free
-        ]
+        curves = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
         seeds = seeds_of([*groups[target], *free])
         chart = Chart(
             title=f"Learning curves, {epsilon}",
             x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
             y=_full_axis(table, measured(table)),
-            series=tuple(chain.from_iterable(series)),
+            series=(*chain.from_iterable(curves), *references),
             height=320,
             spread=f"band: worst to best of {seeds}" if seeds else "",
         )
@@ -358,20 +374,20 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
 
 
 def _curve(line: Line, look: Look, *, timed: bool) -> list[Series]:
-    """The rounds that all finished seeds have, as a line and a band."""
+    """The rounds that all finished seeds have: a line of means, and a band if there are several."""
     clock = "simulated.simulated_clock" if timed else "round"
     numbers_of = attrgetter("round", clock, "loss" if line.by_loss else "accuracy")
     rows = [numbers_of(row) for run in line.runs if run.done for row in run.rows]
     tested = pd.DataFrame(rows, columns=["round", "x", "y"]).dropna().groupby("round")
-    whole = tested.size() == line.n
-    middle, low, high = (tested.agg(statistic)[whole] for statistic in ("mean", "min", "max"))
+    complete = tested.size() == line.n
+    middle, low, high = (tested.agg(statistic)[complete] for statistic in ("mean", "min", "max"))
     scale = 1 if line.by_loss else 100
     mean = Series(
         name=name_with_privacy(line),
         x=middle.x.tolist(),
         y=(scale * middle.y).tolist(),
         colour=look.colour,
-        marker=look.marker if whole.sum() == 1 else "",
+        marker=look.marker if complete.sum() == 1 else "",
         dashes=look.dashes,
     )
     if line.n == 1:
@@ -393,7 +409,10 @@ def marks(places: Sequence[float], table: Sequence[Line], look: Look, name: str)
 
 
 def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
-    """A dotted line at guessing, if all runs share it and it is near enough to what is drawn."""
+    """A dotted line at the accuracy of guessing.
+
+    There is none if the lines differ in it, or if it is more than NEAR below what is drawn.
+    """
     levels = {line.chance for line in table} - {None}
     if len(levels) != 1:
         return []

@@ -1,5 +1,6 @@
-"""Did a search pay? Chosen settings against the same method without a search, on the same seeds, in
-one sentence; and what both cost.
+"""Sentences on whether a search paid: chosen settings compared with those without a search.
+
+They compare the same method on the same seeds, and say what both cost in privacy.
 """
 
 import math
@@ -10,37 +11,38 @@ from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.words import counted, epsilon_words
 
 FEWEST_SEEDS = 2
-"""With so many seeds a difference is shown from 12.7 standard errors on, by Student's t."""
+"""The least seeds with a spread: a difference is shown from 12.7 standard errors on (Student)."""
 CLEAR = 3.0
-"""Standard errors from which on a gain over two seeds is called one that seems to be."""
+"""A gain over two seeds "seems to be" one if it is more than this many standard errors."""
 FIGURES = 3
-"""An epsilon for another run is named with so many digits."""
+"""Significant digits of an epsilon for another run."""
 
 
 def search_paid(table: pd.DataFrame) -> list[str]:
     """A sentence for each finished line with chosen settings, the smallest epsilon first."""
     done = [line for line in table.itertuples() if line.n]
-    return [_of(line, done) for line in done if line.untouched]
+    return [_verdict(line, done) for line in done if line.untouched]
 
 
-def _of(line: Line, done: list[Line]) -> str:
+def _verdict(line: Line, done: list[Line]) -> str:
+    """The sentence about one line with chosen settings; ``done``: all finished lines."""
     at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
     if line.untouched == line.given_label:
         return (
             f"{line.name}{at}: the search found nothing better than the values without a search"
             f"{_cost(line)}."
         )
-    same = [one for one in done if one.given_label == line.untouched and one.task == line.task]
-    other = next((one for one in same if one.epsilon_target == line.epsilon_target), None)
-    if other is None:
-        return (
-            f"{line.name}{at}: whether the search paid is not known, {line.untouched} has no run."
-        )
-    return f"{_gain(line, other, at)}{_cost(line, other)}{_instead(line, same)}."
+    untouched = [
+        other for other in done if other.given_label == line.untouched and other.task == line.task
+    ]
+    for other in untouched:
+        if other.epsilon_target == line.epsilon_target:
+            return f"{_gain(line, other, at)}{_cost(line, other)}{_instead(line, untouched)}."
+    return f"{line.name}{at}: whether the search paid is not known, {line.untouched} has no run."
 
 
 def _gain(line: Line, other: Line, at: str) -> str:
-    """Chosen minus untouched, and what that shows."""
+    """Chosen minus untouched scores, and what the difference shows."""
     lag = paired(other, line)  # how far the untouched settings are behind
     better = lag.behind > 0
     verdict = "gained" if better else "lost"
@@ -62,7 +64,7 @@ def _gain(line: Line, other: Line, at: str) -> str:
 
 
 def _cost(line: Line, other: Line = None) -> str:
-    """What choosing and all runs of the line cost, next to the runs alone."""
+    """What choosing and all runs of the line cost; ``other``: the line without a search."""
     if line.epsilon_with_choosing is None:
         return ""
     if line.choosing_epsilon == 0:
@@ -78,23 +80,28 @@ def _cost(line: Line, other: Line = None) -> str:
 
 
 def _instead(line: Line, untouched: list[Line]) -> str:
-    """What the untouched settings reach in one run that spends no more; how to know where no such
-    run is here.
+    """What untouched settings reach in one run that spends as much as the search and its runs.
+
+    If there is no such run, how to make one. Empty if choosing cost no privacy, or if its cost is
+    not known.
     """
     whole, target = line.epsilon_with_choosing, line.epsilon_target
     if whole is None or target is None or line.choosing_epsilon == 0 or math.isinf(whole):
         return ""
-    known = [one for one in untouched if target < (one.epsilon_target or 0) <= whole * (1 + SAME)]
-    if known:
-        most = max(known, key=lambda one: one.epsilon_target)
-        unit = "" if most.by_loss else " %"
-        ahead = most.mean > line.mean if line.more_is_better else most.mean < line.mean
+    affordable = [
+        other for other in untouched if target < (other.epsilon_target or 0) <= whole * (1 + SAME)
+    ]
+    if affordable:
+        other = max(affordable, key=lambda other: other.epsilon_target)
+        unit = "" if other.by_loss else " %"
+        ahead = other.mean > line.mean if line.more_is_better else other.mean < line.mean
         verdict = "the search did not pay" if ahead else "the search paid"
         return (
-            f". One run of the untouched settings at epsilon {most.epsilon_target:g}, no more than "
-            f"choosing and runs cost together, has {score_words(most)}{unit}: by the means, "
+            f". One run of the untouched settings at epsilon {other.epsilon_target:g}, no more "
+            f"than choosing and runs cost together, has {score_words(other)}{unit}: by the means, "
             f"{verdict}"
         )
+    # rounded down to FIGURES digits: the run must not spend more
     step = 10.0 ** (math.floor(math.log10(whole)) - FIGURES + 1)
     most = f"{math.floor(whole / step) * step:.{FIGURES}g}"
     return (

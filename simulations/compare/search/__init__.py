@@ -11,8 +11,9 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from fedlsg import user_code
 from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
-from fedlsg.simulations.compare.grid.cells import Entry, Grid, dropped_lines
+from fedlsg.simulations.compare.grid.cells import Cell, Entry, Grid, dropped_lines
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import as_toml, check_cells
 from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
@@ -33,6 +34,7 @@ from fedlsg.simulations.compare.results.comparison_table import unfinished
 from fedlsg.simulations.compare.results.lines import added_labels, check_labels
 from fedlsg.simulations.compare.search import search_files
 from fedlsg.simulations.compare.search.cost_of_choosing import (
+    Rows,
     as_many_rows,
     epsilon_of,
     read_trials,
@@ -66,7 +68,6 @@ from fedlsg.simulations.report.terminals.terminal import (
     print_whole,
 )
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level
 from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
@@ -97,36 +98,26 @@ def make_job(
     rows = rows_of(on)
     if sampler is not None:
         sampler = choose("sampler", sampler, dict(zip(SAMPLERS, SAMPLERS, strict=True)))
-    if trials is not None and trials < 1:
-        raise ValueError(f"expected --trials {trials} >= 1")
-    if sampler == "grid" and trials is not None:
-        raise ValueError("--sampler grid tries every combination: leave --trials out")
-    if any("public_rows" in own for own in (grid.settings, *(e.settings for e in grid.entries))):
-        raise ValueError("public_rows is given to the trials by the search: say it as --on")
+    _check_options(grid, sampler, trials)
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
-    starts: dict[str, Resolved] = {}
-    owns: dict[str, dict[str, Any]] = {}
-    for label, given_here in shared.items():
-        given = from_mapping(given_here)
-        refuse_client_level(given, "a search, which states what choosing costs,")
-        owns[label] = given_here if rows.private else {**as_many_rows(given), **given_here}
-        starts[label] = prepare(from_mapping(owns[label])).settings
+    owns = {label: _with_rows(given, rows) for label, given in shared.items()}
+    starts = {label: prepare(from_mapping(own)).settings for label, own in owns.items()}
     values = {label: values_of(start) for label, start in starts.items()}
     spaces, dropped = make_spaces(in_numbers(read_spec(search), values), grid.entries, shared)
     path = Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()
     if sampler is None:
-        whole = trials is None and not (path / STUDIES).exists() and are_few(spaces.values())
-        sampler = "grid" if whole else "tpe"
+        tries_all = trials is None and not (path / STUDIES).exists() and are_few(spaces.values())
+        sampler = "grid" if tries_all else "tpe"
     if sampler != "grid":
         check_installed()
     arms: list[Arm] = []
-    deltas, cells = [], []
+    cells: list[Cell] = []
     for label, space in spaces.items():
         settings, start = starts[label], values[label]
         points = grid_points(space, start) if sampler == "grid" else []
         if sampler != "grid":
-            space = tuple(one.including(start.get(one.name)) for one in space)
+            space = tuple(dimension.including(start.get(dimension.name)) for dimension in space)
         arm = Arm(
             label=label,
             given=owns[label],
@@ -138,27 +129,47 @@ def make_job(
         )
         arms.append(arm)
         cells += arm.checked(points)
-        deltas.append(settings.delta)
     check_cells(cells)
     return Job(
         grid=grid,
         arms=tuple(arms),
         rows=rows,
         sampler=sampler,
-        delta=min(deltas),
+        delta=min(start.delta for start in starts.values()),
         folder=Folder(path),
         notices=(*left_out(refused), *dropped_lines(dropped)),
     )
 
 
+def _check_options(grid: Grid, sampler: str | None, trials: int | None) -> None:
+    """Raise ValueError, naming the option and the fix, for options that exclude each other."""
+    if trials is not None and trials < 1:
+        raise ValueError(f"expected --trials {trials} >= 1")
+    if sampler == "grid" and trials is not None:
+        raise ValueError("--sampler grid tries every combination: leave --trials out")
+    if any("public_rows" in own for own in (grid.settings, *(e.settings for e in grid.entries))):
+        raise ValueError("public_rows is given to the trials by the search: say it as --on")
+
+
+def _with_rows(given: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    """The settings of a method's trials, on as many public rows as the private split has.
+
+    Raises ValueError for units whose choosing costs are not stated.
+    """
+    settings = from_mapping(given)
+    refuse_client_level(settings, "a search, which states what choosing costs,")
+    return {**({} if rows.private else as_many_rows(settings)), **given}
+
+
 def are_few(spaces: Iterable[Sequence[Dimension]]) -> bool:
-    """Whether each method has lists alone, with at most TRIALS combinations: then all are tried,
-    once each. A sampler would try some again, and the best of equals is the luckiest; on private
-    rows each trial costs epsilon.
+    """Whether each method has only lists, with at most TRIALS combinations.
+
+    Then each combination is tried once. A sampler would try some again, and the best of equals is
+    the luckiest; on private rows each trial costs epsilon.
     """
     return all(
-        all(isinstance(one, Choices) for one in space)
-        and math.prod(len(one.ends) for one in space) <= TRIALS
+        all(isinstance(dimension, Choices) for dimension in space)
+        and math.prod(len(dimension.ends) for dimension in space) <= TRIALS
         for space in spaces
     )
 
@@ -171,10 +182,10 @@ def search_and_runs(
     runs: bool,
     view: View,
 ) -> int:
-    """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in
-    its folder FINAL.
+    """Run the search, and then the comparison with the best settings, in the folder FINAL.
 
-    The time that the search took counts. Returns the exit status.
+    The comparison runs if the search is finished and ``runs`` is True. The budget of ``limits`` is
+    for both. Returns the exit status.
     """
     began = time.monotonic()
     check_labels(view.labels, (entry.label for entry in job.grid.entries))
@@ -187,16 +198,17 @@ def search_and_runs(
     print_line("these runs follow now", console)
     if limits.budget_minutes is not None:
         left = limits.budget_minutes - (time.monotonic() - began) / 60
+        # a budget is above 0: with this one the tables are written and no run is started
         limits = replace(limits, budget_minutes=max(left, 1e-6))
     return status or compare_command(best, str(job.folder.path / FINAL), limits, console, view)
 
 
 def search_command(job: Job, console: Console, limits: Limits) -> tuple[int, Grid | None]:
-    """Run or continue a search: (exit status, the grid with the best settings); 1 where a method
-    has no finished trial.
+    """Run or continue a search: (exit status, the grid with the best settings).
 
-    There is no grid before the search is finished. Raises ValueError before anything runs if the
-    folder holds a search of other ranges or trials with other settings.
+    The status is 1 if a method has no finished trial. The grid is None before the search is
+    finished. Raises ValueError before anything runs if the folder holds a search of other ranges or
+    trials with other settings.
     """
     kept: list[Any] = []
     with one_ray([arm.cell(0, {}) for arm in job.arms]) as ray:
@@ -217,10 +229,12 @@ def _run(
     ray: Ray,
     kept: list[Any],
 ) -> tuple[int, Grid | None]:
+    """Announce and run the trials, and write the files of the search however they end."""
     announce(job, console)
     varied = [arm for arm in job.arms if arm.space]
     pickers = pickers_of(job, varied)
-    done = sum(one.outcome is not None for picker in pickers.values() for one in picker.asked())
+    asked = chain.from_iterable(picker.asked() for picker in pickers.values())
+    done = sum(trial.outcome is not None for trial in asked)
     display = GridDisplay(
         console,
         job.folder,
@@ -251,21 +265,22 @@ def _run(
         console.print("the same command continues this search", markup=False)
         raise
     finally:
-        found = describe(job, runner, finished=finished, ended=True)
-        if found.trials:
-            search_files.write(job.folder.path, found)
-            conclude(found, job.folder.path, console)
-    best = best_grid(job, found) if finished else None
+        state = describe(job, runner, finished=finished, ended=True)
+        if state.trials:
+            search_files.write(job.folder.path, state)
+            conclude(state, job.folder.path, console)
+    best = best_grid(job, state) if finished else None
     if best is not None:
         text = tomli_w.dumps(as_toml(published(best)))
         write_atomically(job.folder.path / BEST, text.encode())
-    return int(any(one.best is None for one in found.outcomes if one.arm.space)), best
+    failed = any(outcome.best is None for outcome in state.outcomes if outcome.arm.space)
+    return int(failed), best
 
 
 def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
-    """What chooses the next settings of each method, with the trials that the folder has.
+    """What chooses the next settings of each method, by label, with the trials that the folder has.
 
-    Of a grid, trials that are not done are tried again.
+    Trials of a grid that are not done are tried again.
     """
     if job.sampler != "grid":
         storage = open_storage(job.folder.path)
@@ -274,22 +289,23 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
             for arm in varied
         }
     record = job.folder.record()
-    found: dict[str, Picker] = {}
+    pickers: dict[str, Picker] = {}
     for arm in varied:
+        # the name of a cell does not depend on its settings
         cells = [arm.cell(number, {}) for number in range(arm.trials)]
-        states = [job.folder.status(cell, record).status for cell in cells if cell.name in record]
-        done: list[Literal["done"] | None] = [
-            "done" if state == "done" else None for state in states
+        begun = [cell for cell in cells if cell.name in record]
+        outcomes: list[Literal["done"] | None] = [
+            "done" if job.folder.status(cell, record).status == "done" else None for cell in begun
         ]
-        found[arm.label] = GridPicker(grid_points(arm.space, arm.start), done)
-    return found
+        pickers[arm.label] = GridPicker(grid_points(arm.space, arm.start), outcomes)
+    return pickers
 
 
 def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
     print_whole(f"{job.title}, folder {job.folder.path}", console)
     for arm in job.arms:
-        space = "; ".join(f"{one.name} {one.words}" for one in arm.space)
+        space = "; ".join(f"{dimension.name} {dimension.words}" for dimension in arm.space)
         print_line(f"  {arm.label}: {space or 'nothing to choose, no trials'}", console)
     for line in job.notices:
         print_line(line, console, "yellow")
@@ -301,26 +317,29 @@ def announce(job: Job, console: Console) -> None:
 
 
 def _after(job: Job, runner: Runner, console: Console) -> None:
-    """Write the tables; after the first trials, say what choosing will cost in privacy at least."""
-    found = describe(job, runner)
-    search_files.write_tables(job.folder.path, found)
-    if job.rows.private and len(found.trials) == 1:
-        least = epsilon_of(
-            read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta
-        )
+    """Write the tables; after the first trial, say what choosing will cost in privacy."""
+    state = describe(job, runner)
+    search_files.write_tables(job.folder.path, state)
+    if job.rows.private and len(state.trials) == 1:
+        first = read_trials(job.folder.path / "cells")[:1]
+        expected = epsilon_of(first * job.planned, delta=job.delta)
         print_note(
             f"the epsilon of choosing by {job.planned} trials like this one: "
-            f"{epsilon_words(least)} at delta {job.delta:g}",
+            f"{epsilon_words(expected)} at delta {job.delta:g}",
             console,
         )
 
 
 def describe(
     job: Job, runner: Runner, *, finished: bool = False, ended: bool = False
-) -> search_files.Found:
-    """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
+) -> search_files.SearchState:
+    """The search so far.
+
+    finished: every method has its trials.
+    ended: the search ends or stops here, so what choosing has cost is added.
+    """
     follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", str(job.seeds)]
-    found = search_files.Found(
+    state = search_files.SearchState(
         job=job,
         trials=runner.trials(),
         finished=finished,
@@ -330,71 +349,71 @@ def describe(
         made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
     )
     if not job.rows.private or not ended:
-        return found
+        return state
     charged = read_trials(job.folder.path / "cells")
     spent = epsilon_of(charged, delta=job.delta)
-    runs = [arm.epsilon for arm, _ in final_entries(found) if arm.epsilon is not None] * job.seeds
+    runs = [arm.epsilon for arm, _ in final_entries(state) if arm.epsilon is not None] * job.seeds
     privacy = statement(len(charged), spent, delta=job.delta, runs=runs)
-    return replace(found, epsilon=spent, privacy=privacy)
+    return replace(state, epsilon=spent, privacy=privacy)
 
 
-def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
-    """The table, edges, what did not finish, what choosing cost, the page, and the command that
-    follows.
-    """
-    print_table(search_files.table(found), console)
-    for note in found.notes:
+def conclude(state: search_files.SearchState, folder: Path, console: Console) -> None:
+    """Print the table, notes, what did not finish, what choosing cost, and what to do next."""
+    print_table(search_files.table(state), console)
+    for note in state.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
-    for name, text in unfinished(trial.result for trial in found.trials).items():
+    for name, text in unfinished(trial.result for trial in state.trials).items():
         print_whole(f"{name}: {text}", console, "red")
-    for words in found.privacy:
-        print_note(words, console, style="bold red" if found.job.rows.private else "dim")
+    for words in state.privacy:
+        print_note(words, console, style="bold red" if state.job.rows.private else "dim")
     print_whole(f"report  {folder / 'report.html'}", console)
-    if found.command:
-        print_whole(f"runs with the best settings  {found.command}", console)
+    if state.command:
+        print_whole(f"runs with the best settings  {state.command}", console)
 
 
-def final_entries(found: search_files.Found) -> list[tuple[Arm, Entry]]:
-    """What runs after the search: each method with its best settings, and without a search where
-    these differ.
+def final_entries(state: search_files.SearchState) -> list[tuple[Arm, Entry]]:
+    """What runs after the search: each method with its best settings, and without a search.
+
+    A method whose best settings are those without a search runs once. So does one without a setting
+    to choose. A method without a finished trial does not run.
     """
     entries = []
-    for one, entry in zip(found.outcomes, found.job.grid.entries, strict=True):
-        if one.best:
-            chosen = {**one.arm.kept, **entry.settings, **one.best.params}
-            entries.append((one.arm, replace(entry, settings=chosen)))
-        if one.best is None and not one.arm.space:
-            entries.append((one.arm, entry))
-        elif one.best and not one.is_untouched(one.best):
-            entries.append((one.arm, replace(entry, label=f"{entry.label}{UNTOUCHED}")))
+    for outcome, entry in zip(state.outcomes, state.job.grid.entries, strict=True):
+        arm, best = outcome.arm, outcome.best
+        if not arm.space:
+            entries.append((arm, entry))
+        if best is None:
+            continue
+        chosen = {**arm.kept, **entry.settings, **best.params}
+        entries.append((arm, replace(entry, settings=chosen)))
+        if not outcome.is_untouched(best):
+            entries.append((arm, replace(entry, label=f"{entry.label}{UNTOUCHED}")))
     return entries
 
 
-def best_grid(job: Job, found: search_files.Found) -> Grid | None:
-    """The comparison with the best settings of each method, and with its settings without a search,
-    on all training rows; None if no method has any.
+def best_grid(job: Job, state: search_files.SearchState) -> Grid | None:
+    """The comparison that follows the search, on all training rows; None if no method can run.
 
-    It says how its settings were chosen, and what that cost: a comparison shows it.
+    Its ``choosing`` says how the settings were chosen, and what that cost.
     """
-    entries = tuple(entry for _, entry in final_entries(found))
+    entries = tuple(entry for _, entry in final_entries(state))
     if not entries:
         return None
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
     labels = [entry.label for entry in entries]
-    untouched = {
-        one.arm.label: own if (own := f"{one.arm.label}{UNTOUCHED}") in labels else one.arm.label
-        for one in found.outcomes
-        if one.best
-    }
-    names = {
-        own: f"{job.grid.labels[label]}, untouched"
-        for label, own in untouched.items()
-        if label in job.grid.labels and own != label
-    }
+    untouched, names = dict[str, str](), dict[str, str]()
+    for outcome in state.outcomes:
+        if outcome.best is None:
+            continue
+        label = outcome.arm.label
+        twin = f"{label}{UNTOUCHED}"
+        untouched[label] = twin if twin in labels else label
+        if twin in labels and label in job.grid.labels:
+            names[twin] = f"{job.grid.labels[label]}, untouched"
     choosing = Choosing(
-        epsilon=found.epsilon,
+        epsilon=state.epsilon,
         delta=job.delta if job.rows.private else 0.0,
-        trials=len(found.trials),
+        trials=len(state.trials),
         rows=job.rows.words,
         untouched=untouched,
     )

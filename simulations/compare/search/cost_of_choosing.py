@@ -1,10 +1,10 @@
-"""Rows of the trials (``--on``), and what choosing by held-out private rows costs: the composition
-of all trials.
+"""The rows that trials use (``--on``), and the epsilon of choosing by held-out private rows.
 
-Each trial trains on the same rows, and its result decides what comes next. So each one is a release
-about these rows, also if it failed or was interrupted. The accountants bound adaptive composition:
-later trials may follow from earlier results. The accuracies themselves are computed from the
-held-out rows without noise: no epsilon covers those.
+This epsilon is that of the composition of all trials. Each trial trains on the same rows, and its
+result decides what comes next. So each one is a release about these rows, also if it failed or was
+interrupted. The accountants bound adaptive composition: later trials may follow from earlier
+results. The accuracies themselves are computed from the held-out rows without noise: no epsilon
+covers those.
 """
 
 import math
@@ -30,6 +30,7 @@ HOLDOUT = 0.1
 """The share of the rows that trials are compared on, unless -c holdout=... says otherwise."""
 
 HELD_OUT, TEST = "held-out", "test"
+"""Words of ``--on``; "test" is refused."""
 EXPECTED = (
     "say with --on which rows the trials use: data:NAME or data:PATH (public rows that you name, "
     "costs no privacy), synthetic (public inputs with labels of a random teacher, costs no "
@@ -51,8 +52,11 @@ COSTLY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """``words``: what they are. ``settings``: those of each trial. ``private``: whether they are
-    the training rows.
+    """The rows that trials train on and are compared on.
+
+    words: what they are, for people.
+    private: they are the private training rows.
+    settings: those that each trial gets for them.
     """
 
     words: str
@@ -91,12 +95,11 @@ def rows_of(on: str | None) -> Rows:
 
 
 def as_many_rows(settings: Settings) -> dict[str, int]:
-    """The setting that makes public rows stand for as many as the private training split has, a
-    public number.
+    """The setting that makes public rows as many as the rows of the private training split.
 
-    Nothing where that split is not at hand. Where it is, its rows are read to refuse public rows
-    that are among them.
-    Raises ValueError for those.
+    That number is public. Empty if the split is not on this machine. If it is, its rows are read,
+    and public rows that are among them are refused.
+    Raises ValueError for such rows.
     """
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     names = {
@@ -104,7 +107,8 @@ def as_many_rows(settings: Settings) -> dict[str, int]:
         for f in fields(Options)
         if f.name not in ("train_rows", "holdout")
     }
-    options, name = Options(**names), public_rows.locate(settings.public_rows)
+    options = Options(**names)
+    name = public_rows.locate(settings.public_rows)
     try:
         private = workloads.load(settings.workload, data_dir=data_dir, options=options)
     except OSError:
@@ -127,10 +131,11 @@ PARTITION = ("seed", "clients", "partition", *partitions.SETTINGS, "train_rows",
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one run charged: the partition that it had, and the events of each client.
+    """What one run charged.
 
-    ``private`` is False where a step had no noise, or noise from a known seed: no epsilon bounds
-    it.
+    partition: the values of PARTITION; runs with equal ones have the same rows at each client.
+    events: of each client, by its number.
+    private: False if a step had no noise, or noise from a known seed. Then no epsilon bounds it.
     """
 
     partition: Partition
@@ -177,8 +182,9 @@ def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """What each run directory in ``folder`` has charged so far, finished or not, without those that
-    charged nothing.
+    """What each run directory in ``folder`` has charged so far, finished or not.
+
+    Runs that charged nothing are left out.
 
     Raises ValueError (LedgerError) for a damaged ledger or config.
     """
@@ -206,11 +212,12 @@ def _read(run: RunDir) -> Trial:
 
 
 def statement(trials: int, spent: float, *, delta: float, runs: Sequence[float]) -> list[str]:
-    """What choosing by so many trials costs, in sentences. ``spent``: their epsilon together.
-    ``runs``: the epsilon targets of all runs that follow, each seed of chosen and untouched
-    settings.
+    """What choosing by so many trials costs, in sentences.
+
+    spent: the epsilon of all trials together.
+    runs: the epsilon targets of all runs that follow: each seed of chosen and untouched settings.
     """
-    found = [
+    said = [
         f"Choosing among {trials} trials by held-out private rows: the epsilon of choosing is "
         f"{epsilon_words(spent)} at delta {delta:g} for the rows that the trials train on, because "
         "each trial is a release about the same rows.",
@@ -219,17 +226,18 @@ def statement(trials: int, spent: float, *, delta: float, runs: Sequence[float])
         "--on data:NAME|PATH, --on synthetic.",
     ]
     if runs and math.isfinite(spent):
-        whole, deltas = math.fsum([spent, *runs]), (len(runs) + 1) * delta
-        found.append(
+        whole = math.fsum([spent, *runs])
+        deltas = (len(runs) + 1) * delta
+        said.append(
             f"The {len(runs)} runs that follow, of chosen and untouched settings with each seed, "
             f"add {epsilon_words(math.fsum(runs))}. Together: at most {epsilon_words(whole)} at "
             f"delta {deltas:g} (basic composition) for the rows that train in all of them. Each "
             "further run adds its own epsilon once more."
         )
-    found.append(
+    said.append(
         "A tighter bound is known for random search (Papernot and Steinke 2022): a random number "
         "of trials, each with settings drawn independently, and a private score. It does not cover "
         "this search, whose number of trials is fixed and whose scores have no noise, so it is not "
         "used here."
     )
-    return found
+    return said

@@ -1,8 +1,9 @@
-"""What is tried next, for each method: ask for settings, tell what they reached, continue later.
+"""Pickers choose what each method tries next: ask for settings, tell what they reached.
 
 Ranges have one Optuna study for each method, in one journal file. Each trial has a sampler of its
-own, seeded by the name of the method and the number of the trial. So a search that was interrupted
-goes on as one that ran through. A grid of lists needs no Optuna, which is imported here alone.
+own, seeded by the name of the method and the number of the trial. So an interrupted search
+continues as one without an interruption. A grid of lists needs no Optuna. Only this file imports
+Optuna.
 """
 
 import hashlib
@@ -58,10 +59,10 @@ def check_installed() -> None:
 
 
 def open_storage(folder: Path) -> "BaseStorage":
-    """The journal of a folder, made if there is none. A last line that a crash left incomplete is
-    cut.
+    """The journal of a folder; it is made if there is none.
 
-    Call it under the folder's lock. Raises ValueError for a journal that is damaged otherwise.
+    A last line that a crash left incomplete is cut. Call it under the folder's lock.
+    Raises ValueError for a journal that is damaged otherwise.
     """
     import optuna
     from optuna.storages.journal import JournalFileBackend
@@ -70,9 +71,9 @@ def open_storage(folder: Path) -> "BaseStorage":
     file = folder / STUDIES
     if file.exists():
         content = file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            write_atomically(file, whole)
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        if complete_lines != content:
+            write_atomically(file, complete_lines)
     else:
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))  # Optuna would make it for everybody
     try:
@@ -84,7 +85,7 @@ def open_storage(folder: Path) -> "BaseStorage":
 
 
 class GridPicker:
-    """All ``points`` of one method, in order; ``outcomes``: of the trials that were begun."""
+    """Tries all ``points`` of one method, in order; ``outcomes``: of the trials that have begun."""
 
     def __init__(
         self, points: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome | None] = ()
@@ -104,7 +105,7 @@ class GridPicker:
         return self.asked()[-1]
 
     def tell(self, number: int, outcome: Outcome, score: float = 0.0) -> None:
-        """The outcome of a trial that was asked for."""
+        """Note the outcome of a trial that was asked for."""
         self._outcomes[number] = outcome
 
 
@@ -132,9 +133,12 @@ def grid_points(space: Sequence[Dimension], start: Mapping[str, Any]) -> list[di
 
 
 class MethodStudy:
-    """The study of one method. ``start``: settings of the first trial, as far as they are in the
-    ranges.
+    """The study of one method: a sampler chooses its next settings.
 
+    name: the label of the method.
+    space: what is varied.
+    start: settings of the first trial, as far as they are in the ranges.
+    sampler: "tpe" or "random".
     Raises ValueError if the folder has a study of the same method with other ranges.
     """
 
@@ -180,7 +184,7 @@ class MethodStudy:
             )
 
     def asked(self) -> list[Asked]:
-        """All trials so far, in order, without one whose settings a crash cut off."""
+        """All trials so far, in order, without those whose settings a crash cut off."""
         return [
             Asked(
                 number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name)
@@ -196,9 +200,7 @@ class MethodStudy:
         return Asked(number=trial.number, params=dict(trial.params), outcome=None)
 
     def tell(self, number: int, outcome: Outcome, score: float = 0.0) -> None:
-        """The outcome of a trial that was asked for; ``score``: of one that is done, higher is
-        better.
-        """
+        """Tell the study how a trial ended; ``score``: of a finished one, higher is better."""
         from optuna.trial import TrialState
 
         if outcome == "done":
@@ -209,19 +211,19 @@ class MethodStudy:
             )
 
     def _sampler(self, number: int) -> Any:
+        """The sampler of trial ``number``: its seed is a hash of the method's name and it."""
         from optuna.samplers import RandomSampler, TPESampler
 
         digest = hashlib.sha256(f"{self.name} {number}".encode()).digest()
-        return (RandomSampler if self.kind == "random" else TPESampler)(
-            seed=int.from_bytes(digest[:4])
-        )
+        kind = RandomSampler if self.kind == "random" else TPESampler
+        return kind(seed=int.from_bytes(digest[:4]))
 
 
 Picker = MethodStudy | GridPicker
 
 
 def distribution(dimension: Dimension) -> "BaseDistribution":
-    """What Optuna draws a setting from."""
+    """The distribution that Optuna draws a setting from."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(dimension, Choices):

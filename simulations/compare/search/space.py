@@ -1,14 +1,14 @@
-"""What a search varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of
-``--search``, or a TOML file.
+"""What a search varies: ranges and lists of values, read from ``--search``.
 
-The file has the same words:
+The option is a text, "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file
+with the same words:
 
     learning_rate = "log:0.1..10"   # from 0.1 to 10, logarithmic
     clip_norm = [0.5, 1, 2]         # one of these
     [lsg]                           # of this method alone
     rank = "int:2..16"              # whole numbers
 
-``x0.5,x1,x2`` are multiples of the value that a run has if nobody says anything.
+``x0.5,x1,x2`` are multiples of the value that a run has without a search.
 """
 
 import math
@@ -64,26 +64,30 @@ REFUSED = (
         "isolation",
     }
 )
-"""Settings that change what is measured or how private it is: the best accuracy does not choose
-them.
-"""
+"""Settings that a search does not vary: they change what is measured, or how private it is."""
 
 NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
 EXAMPLE = '--search "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
 
 MULTIPLES = re.compile(f"{FACTOR}(,{FACTOR})*")
+"""A list of multiples, such as x0.5,x1,x2."""
 KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
+"""The words in front of a range, each with its colon, and the rest of the text."""
 
 Side = Literal["lowest", "highest"]
+"""The edge of a range."""
 Spec = dict[tuple[str, str], str]
 """Ranges as texts, by (label of a method, or "" for all methods; setting)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """All values from ``low`` to ``high``. ``log``: drawn on a logarithmic scale. ``whole``:
-    integers.
+    """All values of a setting from ``low`` to ``high``, both included.
+
+    name: of the setting.
+    log: values are tried on a logarithmic scale.
+    whole: values are integers.
     """
 
     name: str
@@ -93,9 +97,7 @@ class Span:
     whole: bool = False
 
     def including(self, value: Any) -> "Span":
-        """The same: a range that does not hold the value of a run without a search has its
-        reason.
-        """
+        """The same range: only lists take the value of a run without a search."""
         return self
 
     def holds(self, value: Any) -> bool:
@@ -109,22 +111,24 @@ class Span:
 
     def side(self, value: float) -> Side | None:
         """The edge that the value is at, if any: see ``NEAR``; for integers the end itself."""
-        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        low, high, place = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         near = 0.0 if self.whole else NEAR
-        share = (at - low) / (high - low)
-        return "lowest" if share <= near else "highest" if share >= 1 - near else None
+        share = (place - low) / (high - low)
+        if share <= near:
+            return "lowest"
+        return "highest" if share >= 1 - near else None
 
     @property
     def words(self) -> str:
-        kind = [*(["integers"] if self.whole else []), *(["logarithmic"] if self.log else [])]
-        return f"{shown(self.low)} to {shown(self.high)}" + (
-            f" ({', '.join(kind)})" if kind else ""
-        )
+        """The range for people: "2 to 16 (integers)"."""
+        kinds = {"integers": self.whole, "logarithmic": self.log}
+        kind = ", ".join(word for word, is_so in kinds.items() if is_so)
+        return f"{shown(self.low)} to {shown(self.high)}" + (f" ({kind})" if kind else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """One of these values; numbers are ascending."""
+    """A list of values of a setting; numbers are ascending."""
 
     name: str
     values: tuple[Any, ...]
@@ -133,10 +137,7 @@ class Choices:
         """The list with one more value, that of a run without a search; None adds nothing."""
         if value is None or value in self.values:
             return self
-        values = (*self.values, value)
-        return replace(
-            self, values=tuple(sorted(values) if all(map(is_number, values)) else values)
-        )
+        return replace(self, values=in_order((*self.values, value)))
 
     def holds(self, value: Any) -> bool:
         """Whether a value is one of the list."""
@@ -148,30 +149,36 @@ class Choices:
         return self.values
 
     def side(self, value: Any) -> Side | None:
-        """Whether the value is the first or the last of a list of numbers."""
+        """The edge that the value is at, if it is the first or the last of a list of numbers."""
         if not all(map(is_number, self.values)) or value not in (self.values[0], self.values[-1]):
             return None
         return "lowest" if value == self.values[0] else "highest"
 
     @property
     def words(self) -> str:
+        """The values for people, with commas."""
         return ", ".join(map(shown, self.values))
 
 
 Dimension = Span | Choices
 
 
-def read_spec(texts: Sequence[str]) -> Spec:
-    """The ranges of ``--search``, which may be given several times; one that has no "=" or ends
-    with .toml is a file.
+def in_order(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Numbers ascending; other values as they are."""
+    return tuple(sorted(values) if all(map(is_number, values)) else values)
 
+
+def read_spec(texts: Sequence[str]) -> Spec:
+    """The ranges of ``--search``, which may be given several times.
+
+    A single text that has no "=" or ends with .toml is a file.
     Raises ValueError for a file that cannot be read, and for a setting without a range or with two.
     """
     text = ";".join(texts)
     if len(texts) == 1 and (text.strip().endswith(".toml") or "=" not in text):
         return _from_file(text.strip())
-    found: Spec = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    spec: Spec = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
         key, sign, value = part.partition("=")
         label, _, name = key.strip().rpartition(".")
         place = (label, name.replace("-", "_"))
@@ -180,60 +187,67 @@ def read_spec(texts: Sequence[str]) -> Spec:
                 f"expected NAME=RANGE or NAME=A,B,C in --search, got {part!r}; for example "
                 f"{EXAMPLE}"
             )
-        if place in found:
+        if place in spec:
             raise ValueError(f"--search gives {key.strip()} twice: give it once")
-        found[place] = value.strip()
-    if not found:
+        spec[place] = value.strip()
+    if not spec:
         raise ValueError(f"expected {EXAMPLE}")
-    return found
+    return spec
 
 
 def _from_file(path: str) -> Spec:
-    found: Spec = {}
+    """The ranges of a TOML file; a table in it is those of one method."""
+    spec: Spec = {}
     for key, value in read_toml(path, "search", f"; expected {EXAMPLE}").items():
-        label, own = (key, value) if isinstance(value, dict) else ("", {key: value})
-        for name, said in own.items():
-            text = ",".join(map(shown, said)) if isinstance(said, list) else said
+        label, ranges = (key, value) if isinstance(value, dict) else ("", {key: value})
+        for name, values in ranges.items():
+            text = ",".join(map(shown, values)) if isinstance(values, list) else values
             if not isinstance(text, str):
                 raise ValueError(
                     f'{path}: expected {name} as a range ("0.1..10") or a list ([1, 2, 4]), '
-                    f"got {said!r}"
+                    f"got {values!r}"
                 )
-            found[label, name.replace("-", "_")] = text
-    if not found:
+            spec[label, name.replace("-", "_")] = text
+    if not spec:
         raise ValueError(
             f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"'
         )
-    return found
+    return spec
 
 
 def in_numbers(spec: Spec, starts: Mapping[str, Mapping[str, Any]]) -> Spec:
-    """The ranges with numbers in the place of multiples, which are of each method's own start.
+    """The ranges with numbers in place of multiples.
 
+    starts: the values that each method has without a search, by its label. Multiples for all
+        methods become numbers of each method's own.
     Raises ValueError, naming the setting, for multiples of what is not a number.
     """
-    found: Spec = {}
-    for (of, name), text in spec.items():
+    numbers: Spec = {}
+    for (owner, name), text in spec.items():
         if MULTIPLES.fullmatch(text) is None:
-            found[of, name] = text
+            numbers[owner, name] = text
             continue
         factors = [float(word.strip()[1:]) for word in text.split(",")]
-        for label in [of] if of else [label for label in starts if (label, name) not in spec]:
+        labels = [owner] if owner else [label for label in starts if (label, name) not in spec]
+        for label in labels:
             start = starts.get(label, {}).get(name)
             if start is None:  # a method may lack it: ``make_spaces`` says so
-                found[label, name] = text
+                numbers[label, name] = text
             elif not is_number(start):
                 raise ValueError(f"--search {name}={text}: its value, {start!r}, has no multiples")
             else:
-                found[label, name] = ",".join(shown(start * factor) for factor in factors)
-    return found
+                numbers[label, name] = ",".join(shown(start * factor) for factor in factors)
+    return numbers
 
 
 def kept_of_rule(settings: Settings, space: Sequence[Dimension]) -> dict[str, Any]:
-    """What the rule chose next to the learning rate, if that is searched: a given rate alone would
-    be one of plain SGD in other batches, and no trial would be as good as the untouched run.
+    """The settings that the rule chose with the learning rate, if the rate is searched.
+
+    A given rate turns the rule off: it would be a rate of plain SGD in other batches. Then no trial
+    would be as good as the run without a search.
     """
-    chosen, searched = (settings.auto or "").split(), {one.name for one in space}
+    chosen = (settings.auto or "").split()
+    searched = {dimension.name for dimension in space}
     if RATE not in chosen or RATE not in searched:
         return {}
     values = values_of(settings)
@@ -243,14 +257,17 @@ def kept_of_rule(settings: Settings, space: Sequence[Dimension]) -> dict[str, An
 def make_spaces(
     spec: Spec, entries: Sequence[Entry], given: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, tuple[Dimension, ...]], list[tuple[str, str]]]:
-    """What each method varies, by label, and the (label, setting) pairs that are left out because a
-    method lacks them.
+    """What each method varies, by label, and the (label, setting) pairs that are left out.
+
+    A pair is left out if the method lacks the setting.
 
     given: the settings that each method has anyway, by label.
     Raises ValueError, naming the setting and the fix, for one that no method has, that is not
     chosen by accuracy, that is given elsewhere, or whose range is not valid.
     """
     labels = [entry.label for entry in entries]
+    tunables = {entry.label: tunable(entry.method) for entry in entries}
+    every = {name: one for own in tunables.values() for name, one in own.items()}
     for label, name in spec:
         if label:
             choose("method of this search", label, dict.fromkeys(labels))
@@ -263,34 +280,28 @@ def make_spaces(
     dropped: list[tuple[str, str]] = []
     known: set[str] = set()
     for entry in entries:
-        own = tunable(entry.method)
-        wanted = {
-            name: text
-            for of in ("", entry.label)
-            for (label, name), text in spec.items()
-            if label == of
-        }
+        own, settings = tunables[entry.label], given[entry.label]
+        # the ranges of a method alone replace those of all methods
+        texts = {name: text for (label, name), text in spec.items() if not label}
+        texts |= {name: text for (label, name), text in spec.items() if label == entry.label}
         dimensions = []
-        for name, text in wanted.items():
+        for name, text in texts.items():
             if name not in own:
                 dropped.append((entry.label, name))
                 continue
             known.add(name)
-            if name in given[entry.label]:
+            if name in settings:
                 raise ValueError(
                     f"{name} is varied by --search: leave -c {name}=... out for {entry.label}"
                 )
             dimension = parse(own[name], text)
-            if lacks(entry.method, name, given[entry.label], dimension.ends):
+            if lacks(entry.method, name, settings, dimension.ends):
                 dropped.append((entry.label, name))
             else:
                 dimensions.append(dimension)
         spaces[entry.label] = tuple(dimensions)
     for _, name in spec:
         if name not in known:
-            every = {
-                known: one for entry in entries for known, one in tunable(entry.method).items()
-            }
             raise unknown(f"setting of {', '.join(labels)} to vary", name, every)
     if not any(spaces.values()):
         raise ValueError(f"no method of {', '.join(labels)} has a setting of --search")
@@ -304,9 +315,10 @@ def parse(declared: Declared, text: str) -> Dimension:
     range.
     """
     name = declared.name
-    found = KINDS.fullmatch(text)
-    assert found is not None, "the pattern takes any text"
-    kinds, rest = {word for word in found[1].split(":") if word}, found[2]
+    match = KINDS.fullmatch(text)
+    assert match is not None, "the pattern takes any text"
+    kinds = set(filter(None, match[1].split(":")))
+    rest = match[2]
     if ".." in rest and declared.kind is not str:
         low_text, _, high_text = rest.partition("..")
         return _span(declared, kinds, low_text, high_text)
@@ -315,25 +327,23 @@ def parse(declared: Declared, text: str) -> Dimension:
             f"--search {name}={text}: expected a range such as 1..16 after {min(kinds)}:"
         )
     try:
-        values = list(
-            dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip())
-        )
+        values = [declared.parse(word.strip()) for word in rest.split(",") if word.strip()]
     except ValueError as error:
         raise ValueError(
             f"--search {name}={text}: expected a list of values such as {name}=A,B,C, or a range "
             f"such as {name}=A..B: {error}"
         ) from error
+    values = list(dict.fromkeys(values))
     if len(values) < 2:
         raise ValueError(
             f"--search {name}={text}: a search needs two values at least; fix one with -c "
             f"{name}={text}"
         )
-    return Choices(
-        name=name, values=tuple(sorted(values) if all(map(is_number, values)) else values)
-    )
+    return Choices(name=name, values=in_order(values))
 
 
 def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) -> Span:
+    """A range from its ends as texts; ``kinds``: the words in front of it, "log" and "int"."""
     name = declared.name
     if declared.kind is bool:
         raise ValueError(f"--search {name}: it is no number, so give a list: {name}=false,true")
@@ -356,21 +366,10 @@ def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) ->
 
 def tunable(method: str) -> dict[str, Declared]:
     """Declarations of the settings that a run of this method has and that accuracy may choose."""
-    declared = {
-        **RUN,
-        **mechanism_settings(),
-        **server_settings(),
-        **codec_settings(),
-        **method_settings(),
-    }
-    own = {
-        *RUN,
-        *mechanism_settings(),
-        *server_settings(),
-        *codec_settings(),
-        *strategies.own_settings(method),
-    }
-    return {name: one for name, one in declared.items() if name in own and name not in REFUSED}
+    shared = {**RUN, **mechanism_settings(), **server_settings(), **codec_settings()}
+    own = {*shared, *strategies.own_settings(method)} - REFUSED
+    declared = shared | method_settings()
+    return {name: one for name, one in declared.items() if name in own}
 
 
 def shown(value: Any) -> str:

@@ -1,5 +1,4 @@
-"""Methods of a search and their trials: what trials share, what is varied, and running all methods
-in turn.
+"""Methods of a search and their trials, which run in turn.
 
 All methods are equally far whenever a search stops.
 """
@@ -31,26 +30,29 @@ from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.storage.results import Result
 
 FIRST_SEED = 100
-"""Trials have a seed of their own: those of a comparison, from 0, then see settings that were not
-chosen on them.
-"""
-ALONE = {
+"""The seed of all trials. Seeds of a comparison start at 0, so settings are not chosen on them."""
+REFUSED_AXES = {
     "epsilons": ("--epsilons", "give one epsilon"),
     "ranks": ("--ranks", "search rank"),
     "sparsities": ("--sparsities", "search sparsity"),
     "vary": ("--vary", "give its values to --search"),
 }
-"""Axes of a grid that a search has no use for, apart from one epsilon, and what to do."""
+"""Axes of a grid that a search refuses, apart from a single epsilon: their option, and the fix."""
+MAX_FAILED_TRIALS = 3
+"""So many first trials of a method that fail end its trials: its settings cannot work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A method under its label. given: settings of all its trials. kept: what the rule for runs
-    without tuning chose, where a searched rate would switch it off. epsilon: the target, None
-    without one.
+    """A method of a search.
 
+    label: of the method; names its trials.
+    given: settings of all its trials.
+    kept: settings that the rule for runs without tuning chose; a searched rate switches it off.
+    epsilon: the target; None without one.
+    space: the settings that are varied, with their ranges; empty for a method without trials.
+    start: the values of its settings without a search.
     trials: how many it gets.
-    start: the values that its settings have if nobody says anything.
     """
 
     label: str
@@ -68,43 +70,57 @@ class Arm:
         return Cell(name=name, label=name, given=given)
 
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
-        """What to check before the first trial: the start, and ``points``, or the ends of each
-        setting's range.
+        """Runs to check before the first trial: the start, and ``points``.
+
+        Without points, it is the ends of each setting's range.
         """
-        tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
-        names = ["-".join([self.label, *(word(*pair) for pair in own.items())]) for own in tried]
-        return [
-            replace(self.cell(0, own), name=name) for own, name in zip(tried, names, strict=True)
-        ]
+        ends = [{setting.name: value} for setting in self.space for value in setting.ends]
+        cells = []
+        for params in [{}, *(points or ends)]:
+            name = "-".join([self.label, *(word(*pair) for pair in params.items())])
+            cells.append(replace(self.cell(0, params), name=name))
+        return cells
 
     def edges(self, params: Mapping[str, Any]) -> dict[str, Side]:
-        """The settings whose value is at an edge of its range."""
-        sides = {one.name: one.side(params[one.name]) for one in self.space if one.name in params}
-        return {name: side for name, side in sides.items() if side is not None}
+        """The settings whose value is at an edge of its range, and which edge."""
+        sides = {}
+        for setting in self.space:
+            side = setting.side(params[setting.name]) if setting.name in params else None
+            if side is not None:
+                sides[setting.name] = side
+        return sides
 
     def edge_notes(self, params: Mapping[str, Any]) -> list[str]:
         """A sentence for each value at an edge, unless the setting takes no value beyond it."""
-        found, known = [], tunable(str(self.given["method"]))
+        declared = tunable(str(self.given["method"]))
+        notes = []
         for name, side in self.edges(params).items():
-            value, limits = params[name], known[name].setting
+            value, limits = params[name], declared[name].setting
             if side == "lowest":
                 limit, end, beyond = limits.at_least, "lower", "lower"
             else:
                 limit, end, beyond = limits.at_most, "upper", "higher"
-            more = (
-                f"the {side} that the setting takes."
-                if value == limit
-                else f"at the {end} end of its range. A {beyond} one may be better: give a wider "
-                "range, and another --out."
-            )
-            at = f"The best {name} of {self.label}, {value_words(value)}, is at the edge"
-            found.append(f"{at}: it is {more}")
-        return found
+            if value == limit:
+                where = f"the {side} that the setting takes."
+            else:
+                where = (
+                    f"at the {end} end of its range. A {beyond} one may be better: give a wider "
+                    "range, and another --out."
+                )
+            best = f"The best {name} of {self.label}, {value_words(value)}"
+            notes.append(f"{best}, is at the edge: it is {where}")
+        return notes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that was asked for, and its run so far."""
+    """A trial that was asked for, and its run so far.
+
+    arm: its method.
+    number: among the trials of this method, from 0.
+    params: the values of the varied settings.
+    result: of its run, finished or not.
+    """
 
     arm: Arm
     number: int
@@ -113,35 +129,33 @@ class Trial:
 
     @property
     def by_loss(self) -> bool:
-        """Whether it is done, and its workload has no accuracy."""
+        """Whether the trial is done, and its workload has no accuracy."""
         return self.result.done and self.result.accuracy is None
 
     @property
     def mean(self) -> float:
-        """Of a finished one: its accuracy, or its loss."""
-        return float(
-            self.result.summary["loss"] if self.by_loss else self.result.summary["accuracy"]
-        )
+        """The accuracy of a finished trial, in 0..1, or its loss."""
+        return float(self.result.summary["loss" if self.by_loss else "accuracy"])
 
     @property
     def score(self) -> float:
-        """Of a finished one: its accuracy or loss, below 0 where less is better."""
+        """The accuracy of a finished trial, or minus its loss: higher is better."""
         return self.mean if more_is_better(self.by_loss) else -self.mean
 
     @property
     def height(self) -> float:
-        """Of a finished one: accuracy in percent, or the loss."""
+        """The accuracy of a finished trial in percent, or its loss."""
         return self.mean if self.by_loss else 100 * self.mean
 
     @property
     def uplink(self) -> float | None:
-        """Payload bytes of a client in a round."""
+        """Payload bytes of a client in a round; None before one is sent."""
         sent, messages = self.result.summary.get("uplink_bytes", 0), self.result.messages
         return sent / messages if messages else None
 
     @property
     def diverged(self) -> bool:
-        """Whether it has a summary that says so."""
+        """Whether the trial has a summary, and it says that the run diverged."""
         return bool(self.result.summary.get("diverged"))
 
 
@@ -156,8 +170,9 @@ def bases(grid: Grid) -> dict[str, dict[str, Any]]:
 
     Raises ValueError, naming the option, for axes that a search does not have.
     """
-    for name, (option, fix) in ALONE.items():
-        if len(getattr(grid, name)) > (name == "epsilons"):
+    for name, (option, fix) in REFUSED_AXES.items():
+        allowed = 1 if name == "epsilons" else 0
+        if len(getattr(grid, name)) > allowed:
             raise ValueError(
                 f"{option} is an axis of a grid, and --search chooses by trials: {fix}"
             )
@@ -176,8 +191,16 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A search to run. grid: the comparison that it is about. delta: that of the trials. seeds: of
-    the runs that follow.
+    """A search to run.
+
+    grid: the comparison whose settings are chosen.
+    arms: its methods.
+    rows: what the trials train on.
+    sampler: "tpe", "random" or "grid".
+    delta: the smallest delta of a method's trials.
+    folder: of the search.
+    notices: lines about methods and settings that are left out.
+    seeds: how many seeds the runs that follow have.
     """
 
     grid: Grid
@@ -192,7 +215,7 @@ class Job:
     @property
     def dimensions(self) -> dict[str, Dimension]:
         """The settings that at least one method varies, by name."""
-        return {one.name: one for arm in self.arms for one in arm.space}
+        return {setting.name: setting for arm in self.arms for setting in arm.space}
 
     @property
     def planned(self) -> int:
@@ -201,6 +224,7 @@ class Job:
 
     @property
     def title(self) -> str:
+        """The search in one line, for people."""
         names = ", ".join(self.dimensions)
         workload = user_code.shown(self.grid.workload)
         labels = [arm.label for arm in self.arms]
@@ -208,21 +232,22 @@ class Job:
         return f"{workload}: {names} of {whose} chosen by trials"
 
 
-MAX_FAILED_TRIALS = 3
-"""So many trials of a method that fail, before one is done, end its trials: its settings cannot
-work.
-"""
-
-
 @dataclass(kw_only=True)
 class Runner:
-    """``after``: called when trials have ended.
+    """Runs the trials of all methods, and tells the pickers what they reached.
 
-    given_up: why a method got no more trials, by its label.
-    limits: of all trials.
+    folder: of the search.
+    arms: the methods that have trials.
+    pickers: what chooses the next settings, by the label of a method.
+    limits: of all trials together.
+    ray: the Ray of all trials; None without one.
     kept: processes that stay for the next trials, see ``run_cells``. A start takes seconds, and
         noise that a process has calibrated is not calibrated again. On Ray it is None: an idle
         process would keep Ray workers that others wait for.
+    display: what a user sees meanwhile.
+    after: is called when trials have ended.
+    given_up: why a method got no more trials, by its label.
+    began: the monotonic clock at the start.
     """
 
     folder: Folder
@@ -237,17 +262,18 @@ class Runner:
     began: float = field(default_factory=time.monotonic)
 
     def run(self) -> bool:
-        """Whether every method has its trials. Raises ValueError if a trial was started with other
-        settings, or by other code.
+        """Run the trials; True if every method has all of them at the end.
+
+        Raises ValueError if a trial was started with other settings, or by other code.
         """
         cells = [trial.arm.cell(trial.number, trial.params) for trial in self.trials()]
         check_same_settings(self.folder, cells)
         check_same_code(self.folder, cells)
         while batch := self._next():
             self._run(batch)
-            told = self._tell(batch)
+            all_ended = self._tell(batch)
             self.after()
-            if not told:
+            if not all_ended:
                 return False
         return True
 
@@ -260,24 +286,27 @@ class Runner:
         ]
 
     def _next(self) -> list[tuple[Arm, Asked]]:
-        """The next trials, at most as many as run at a time: those that were interrupted first,
-        then new ones.
-        """
+        """The next trials, at most as many as run at a time: interrupted ones, then new ones."""
         room = self.limits.jobs or (1 if self.ray is None else processors())
         arms = [arm for arm in self.arms if arm.label not in self.given_up]
-        asked = {arm.label: self.pickers[arm.label].asked() for arm in arms}
-        waiting = [(arm, one) for arm in arms for one in asked[arm.label] if one.outcome is None]
-        batch = waiting[:room]
+        batch: list[tuple[Arm, Asked]] = []
+        counts = {}
+        for arm in arms:
+            asked = self.pickers[arm.label].asked()
+            counts[arm.label] = len(asked)
+            batch += [(arm, trial) for trial in asked if trial.outcome is None]
+        batch = batch[:room]
         while len(batch) < room:
-            left = [arm for arm in arms if len(asked[arm.label]) < arm.trials]
+            left = [arm for arm in arms if counts[arm.label] < arm.trials]
             if not left:
                 break
-            arm = min(left, key=lambda arm: len(asked[arm.label]))
-            asked[arm.label].append(self.pickers[arm.label].ask())
-            batch.append((arm, asked[arm.label][-1]))
+            arm = min(left, key=lambda arm: counts[arm.label])
+            batch.append((arm, self.pickers[arm.label].ask()))
+            counts[arm.label] += 1
         return batch
 
     def _run(self, batch: Sequence[tuple[Arm, Asked]]) -> None:
+        """Run the trials that are not done, within the time that is left."""
         cells = [arm.cell(asked.number, asked.params) for arm, asked in batch]
         left = self.folder.unfinished(cells)
         if not left:
@@ -297,10 +326,11 @@ class Runner:
             )
 
     def _tell(self, batch: Sequence[tuple[Arm, Asked]]) -> bool:
-        """Tell the outcomes; False if one has none yet, because the time is over or it was
-        interrupted.
+        """Tell the outcomes to the pickers; False if a trial has not ended.
+
+        Then the time is over, or it was interrupted.
         """
-        left = 0
+        all_ended = True
         for arm, asked in batch:
             trial = read_trial(self.folder, arm, asked.number, asked.params)
             picker = self.pickers[arm.label]
@@ -310,11 +340,11 @@ class Runner:
                 picker.tell(asked.number, "diverged" if trial.diverged else "failed")
                 self._give_up(arm, trial)
             else:
-                left += 1
-        return not left
+                all_ended = False
+        return all_ended
 
     def _give_up(self, arm: Arm, trial: Trial) -> None:
-        """End the trials of a method whose first ones all failed with an error."""
+        """End the trials of a method if all of its first ones failed with an error."""
         outcomes = [asked.outcome for asked in self.pickers[arm.label].asked()]
         if len(outcomes) >= MAX_FAILED_TRIALS and set(outcomes) == {"failed"}:
             log = self.folder.log(arm.cell(trial.number, trial.params))

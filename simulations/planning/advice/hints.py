@@ -1,9 +1,8 @@
-"""What to change in a run that has ended at the accuracy of guessing: the first cause that its
-public numbers support.
+"""Hints for a run that has ended at the accuracy of guessing: a cause, and what to change.
 
-Looked at in this order: whether the model learns public rows without clip and noise; how far noise
-moves a weight next to what data can; where the loss went; how many updates there were. Nothing here
-reads a training row, and noise is named only for a run that has some.
+The cause is the first one that public numbers of the run support, in this order: the model does not
+learn public rows without clip and noise; noise moves weights further than data can; the loss rose,
+or was still falling; there were few updates. Nothing here reads a training row.
 """
 
 import math
@@ -17,21 +16,24 @@ from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 from fedlsg.training.auto import FEWEST_UPDATES
 
 SWAMPED = 10.0
-"""Pulls below which runs were measured at the accuracy of guessing, or near it."""
+"""Runs with a smaller pull were measured at the accuracy of guessing, or near it."""
 LOUD = 10.0
-"""A rho from which on noise hides a step, where the pull is not known."""
+"""Noise hides a step from this rho on, if the pull is not known."""
 DENSE = 1.0
-"""A rho from which on fewer values in a message may gain accuracy."""
+"""Fewer values in a message may gain accuracy from this rho on."""
 MOVED = 0.02
-"""A loss that changes by a smaller share between the two ends of a run stays where it is."""
+"""A loss has moved if it changes by a larger share between the two ends of a run."""
 ENDS = 0.2
-"""The share of the rounds that is an end."""
+"""The share of the rounds that an end of a run has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Training on public rows without clip and noise: accuracy against guessing, the loss before
-    and after, and updates: until it learned, or all that there was time for.
+    """Training on public rows without clip and noise.
+
+    learns: the accuracy became better than guessing.
+    before, after: the loss.
+    updates: until it learned, or all that there was time for.
     """
 
     learns: bool
@@ -44,10 +46,16 @@ class Trial:
 class Ended:
     """Public numbers of a run at the accuracy of guessing.
 
-    ``pull``: how far data move a weight at most, next to noise; None where it is not known.
-    ``losses``: of the test split, by round.
-    ``ruled``: whether the learning rate is the rule's.
-    ``whole``: the unit is a client.
+    noise_multiplier: 0 without noise.
+    rho: see ``remarks``; None if it is not known.
+    pull: the most that data move a weight, in deviations of the noise; None if it is not known.
+    rounds: how many there were.
+    losses: of the test split, by round.
+    ruled: the learning rate is the rule's.
+    clients: how many there are.
+    trust: the setting.
+    whole: the unit is a client.
+    trial: training without clip and noise, if it was tried.
     """
 
     noise_multiplier: float
@@ -63,22 +71,23 @@ class Ended:
 
     @property
     def slope(self) -> float:
-        """The change of the loss from the first rounds to the last, as a share; 0 where it is not
-        known, inf where it is not finite.
-        """
-        some = max(1, round(ENDS * len(self.losses)))
-        return change(self.losses[:some], self.losses[-some:])
+        """The change of the loss from the first rounds to the last, as ``change`` gives it."""
+        size = max(1, round(ENDS * len(self.losses)))
+        return change(self.losses[:size], self.losses[-size:])
 
     @property
     def falls(self) -> bool:
         """Whether the loss fell over the run, and was still falling in its last rounds."""
-        some = max(1, round(ENDS * len(self.losses)))
-        late = change(self.losses[-2 * some : -some], self.losses[-some:])
+        size = max(1, round(ENDS * len(self.losses)))
+        late = change(self.losses[-2 * size : -size], self.losses[-size:])
         return self.slope < -MOVED and late < 0
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> float:
-    """From one mean to another, as a share of the first; inf where the second is not finite."""
+    """The change from one mean to another, as a share of the first.
+
+    It is 0 if one of them is not known, and inf if the second is not finite.
+    """
     if not before or not after:
         return 0.0
     first, last = fmean(before), fmean(after)
@@ -88,9 +97,10 @@ def change(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def less_noise(*, clients: int, trust: str, whole: bool = False, values: bool = False) -> str:
-    """What lowers the noise of a run next to its signal, of what this run has not yet.
+    """What would lower the noise of a run compared with its signal, in words.
 
-    ``whole``: the unit is a client. ``values``: whether fewer values in a message would help, too.
+    whole: the unit is a client.
+    values: fewer values in a message would help, too.
     """
     ways = ["a larger epsilon", "more clients" if whole else "more rows"]
     if trust == "client" and clients > 1:
@@ -101,7 +111,7 @@ def less_noise(*, clients: int, trust: str, whole: bool = False, values: bool = 
 
 
 def hint(run: Ended) -> str:
-    """One sentence: the cause, with its numbers, and what to change first."""
+    """One sentence with the cause, its numbers, and what to change first."""
     noisy, trial = run.noise_multiplier > 0, run.trial
     rate = "a smaller learning_rate" if run.ruled else "learning_rate=auto"
     if trial is not None and not trial.learns:
@@ -150,17 +160,22 @@ def hint(run: Ended) -> str:
 
 
 def _less_noise(run: Ended, *, values: bool = False) -> str:
+    """``less_noise`` for a run."""
     return less_noise(clients=run.clients, trust=run.trust, whole=run.whole, values=values)
 
 
 def _swamped(run: Ended) -> bool:
+    """Whether noise hides the updates."""
     if run.pull is not None:
         return run.pull < SWAMPED
     return run.rho is not None and run.rho >= LOUD
 
 
 def noise_words(pull: float | None, rho: float | None) -> str:
-    """How much of the run is noise, in words: noise first, and data at their best."""
+    """How the noise compares with the largest possible effect of the data, in words.
+
+    With a pull, ``rho`` is not used; one of them is known.
+    """
     if pull is None:
         return f"noise hides the updates: that of one step is {rho:.2g} times the clip norm"
     if pull < 1:
@@ -183,9 +198,11 @@ def guessing_line(
     pull: float | None = None,
     trial: Trial | None = None,
 ) -> str | None:
-    """What to change first where a run has ended at the accuracy of guessing; None for any other.
+    """What to change first in a run that has ended at the accuracy of guessing; None for others.
 
-    ``auto``: what the rule chose; ``losses``: of the test split, by round.
+    summary: of the run.
+    auto: the settings that the rule chose.
+    losses, pull, trial: see ``Ended``.
     """
     if not at_guessing(summary):
         return None

@@ -1,15 +1,16 @@
-"""What a federation whose clients want different epsilons can do, side by side.
+"""The choices of a federation whose clients want different epsilons, compared with each other.
 
     everyone at the smallest    all clients take part, at the smallest epsilon and delta
     the strictest left out      the others, at the smallest epsilon and delta among them
     each its own                all clients, weighted as the run does
-    each its own, by noise      all clients, weighted by 1 / sigma_k^2, where the run does not
+    each its own, by noise      all clients, weighted by 1 / sigma_k^2, unless the run does that
 
-The strictest are those of the smallest epsilon; where all have one epsilon, of the smallest delta.
+The strictest clients have the smallest epsilon; if all have one epsilon, the smallest delta.
 
-noise: deviation of the noise on a coordinate of the mean gradient, over the clip norm:
-sqrt(sum_k w_k^2 sigma_k^2) / sum_k w_k q_k N_k, of a round in which all of these clients take part.
-It does not say what the strictest clients' data are worth: where a class is theirs alone, leaving
+noise: deviation of the noise on a coordinate of the mean gradient, over the clip norm, in a round
+in which all of these clients take part: sqrt(sum_k w_k^2 sigma_k^2) / sum_k w_k q_k N_k.
+
+The noise does not tell the value of the strictest clients' data: if only they have a class, leaving
 them out loses it, and a small weight nearly does. So the largest share of a client is given, too:
 noise averages out over rounds, and a share does not.
 """
@@ -32,8 +33,14 @@ HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of the choices: ``epsilon`` is the smallest of its ``clients``, ``most`` the largest;
-    ``delta`` is the smallest, ``most_delta`` the largest.
+    """One of the choices.
+
+    name: of the choice.
+    clients: how many take part.
+    epsilon, most: the smallest and the largest epsilon of these clients.
+    delta, most_delta: the smallest and the largest delta.
+    noise: see the top of this file.
+    share: of the whole weight that the client with the largest one has.
     """
 
     name: str
@@ -44,7 +51,6 @@ class Choice:
     most_delta: float
     noise: float
     share: float
-    """Of the client that counts most, of the whole weight."""
 
 
 def choices(plan: Plan) -> list[Choice]:
@@ -58,6 +64,7 @@ def choices(plan: Plan) -> list[Choice]:
     others = [client for client in everyone if strictness[client] > min(strictness)]
 
     def common(name: str, clients: Sequence[int]) -> Choice:
+        """These clients at their smallest epsilon and delta."""
         epsilon = min(epsilons[client] for client in clients)
         delta = min(deltas[client] for client in clients)
         settings = replace(
@@ -82,6 +89,7 @@ def choices(plan: Plan) -> list[Choice]:
         )
 
     def own(name: str, terms: Sequence[ClientTerms]) -> Choice:
+        """All clients, each at its own epsilon and delta."""
         return Choice(
             name=name,
             clients=len(epsilons),
@@ -110,8 +118,9 @@ def largest_share(terms: Sequence[ClientTerms]) -> tuple[int, float]:
 
 
 def share_notes(plan: Plan) -> tuple[str, ...]:
-    """A sentence where one of several clients has more than half of the weight because of its
-    noise, and the clients' data may differ.
+    """A sentence if one of three or more clients has more than half of the weight by its noise.
+
+    There is none if rows are dealt at random, so that the clients' data do not differ.
     """
     if not counts_by_noise(plan) or plan.settings.partition == "iid" or len(plan.terms) < 3:
         return ()

@@ -54,14 +54,16 @@ RHO_MEANING = (
     "more values, the model or public features. About 1 or more: send fewer values, or give larger "
     f"batches or trust=secure. {MEASURED}"
 )
-"""Of the runs of a comparison, which have many."""
+"""What rho means, for the many runs of a comparison."""
 SHORT_RHO = 0.5
 """Below this rho the noise of a step is short next to the clip norm."""
 
 
 def rho_words(rho: float, *, fewer: bool, secure: bool) -> str:
-    """What this rho means. ``fewer``: the method sends fewer values than the model has. ``secure``:
-    clients share the noise of a sum already.
+    """What a rho means, in words.
+
+    fewer: the method sends fewer values than the model has.
+    secure: clients share the noise of a sum already.
     """
     if rho < SHORT_RHO:
         methods = "a method that sends more values, " if fewer else ""
@@ -76,30 +78,34 @@ def rho_words(rho: float, *, fewer: bool, secure: bool) -> str:
 
 
 def rho_of(plan: Plan, public: PublicState) -> float | None:
-    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise
-    without a clip.
-    """
+    """``fedlsg.privacy.rho`` of the mean round, pruned as ``public`` is; None without a clip."""
     frame = mean_frame(public)
-    return _rho(
-        plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks)
-    )
+    values = frame.wire.kept if frame.personal else frame.kept
+    return _rho(plan, values=values, blocks=len(frame.blocks))
 
 
 def pull(plan: Plan) -> float | None:
-    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma
-    sqrt(K)).
+    """The most that data move a weight over the run, in deviations of the noise.
 
-    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in
-    one direction. None without noise, at client level, and for a clip of each block, whose number
-    is not known here. It reads no training row.
+    In each of T updates, a Poisson batch of B expected examples has gradients of the clip norm C in
+    one direction. The batch size has the mean square B^2 + B. A weight moves by at most
+    C sqrt(B^2 + B) / B in an update, and by noise of the deviation rho C. Over T independent
+    updates the ratio is sqrt(T (1 + 1 / B)) / rho, with rho that of one value.
+
+    None without noise, at client level, and for a clip of each block, whose number is not known
+    here. It reads no training row.
     """
-    whole = not plan.unit.whole and plan.method.mechanism.clip != "per-block"
-    of_one = _rho(plan, values=1, blocks=1) if whole else None
+    if plan.unit.whole or plan.method.mechanism.clip == "per-block":
+        return None
+    rho_of_one = _rho(plan, values=1, blocks=1)
+    if not rho_of_one:
+        return None
     steps = plan.schedule.rounds * plan.settings.local_steps
-    return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
+    return math.sqrt(steps * (1 + 1 / plan.divisor)) / rho_of_one
 
 
 def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
+    """rho of a round in which each client sends so many values."""
     return rho(
         plan.method.mechanism,
         each(plan.terms, lambda terms: terms.noise_multiplier * terms.weight),
@@ -111,9 +117,7 @@ def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
 
 
 def sum_bits(plan: Plan, public: PublicState) -> int | None:
-    """Bits of each integer that a client sends into a secure sum, in the mean round; None without
-    secure sums.
-    """
+    """Bits of each integer that a client sends into a secure sum, in the mean round; else None."""
     if plan.sums is None:
         return None
     frame = mean_frame(public)
@@ -122,8 +126,9 @@ def sum_bits(plan: Plan, public: PublicState) -> int | None:
 
 
 def sum_line(plan: Plan, public: PublicState) -> str | None:
-    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise
-    is shared.
+    """The grid of the secure sums, whose noise counts, and the cost of that, in words.
+
+    None if clients share no noise.
     """
     how = plan.method.mechanism
     if not how.colluders:
@@ -146,26 +151,24 @@ def sum_line(plan: Plan, public: PublicState) -> str | None:
 
 
 def rho_line(plan: Plan, public: PublicState) -> str | None:
-    """rho, what it is the share of, and what it means; None without rho."""
-    found = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
-    if found is None:
+    """rho, the numbers that it follows from, and what it means; None without rho."""
+    length = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
+    if length is None:
         return None
     before = " before pruning" if plan.method.prune.reads_data else ""
     k = plan.settings.clients_per_round
     batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     kept = mean_frame(public).kept
-    whole = sum(p.numel() for p in public.model.parameters() if p.requires_grad)
-    meaning = rho_words(found, fewer=kept < whole, secure=plan.settings.trust != "client")
+    trained = sum(p.numel() for p in public.model.parameters() if p.requires_grad)
+    meaning = rho_words(length, fewer=kept < trained, secure=plan.settings.trust != "client")
     return (
-        f"rho = {found:.3g}: {RHO_IS} ({kept:,} values{before}, {k} "
+        f"rho = {length:.3g}: {RHO_IS} ({kept:,} values{before}, {k} "
         f"{'client' if k == 1 else 'clients'}{batch})\n{meaning}"
     )
 
 
 def batches_line(s: Resolved, sizes: Sequence[int], rate: float) -> str:
-    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of
-    the mean client.
-    """
+    """How batches are drawn, in words: the Poisson rate, or batch size and epoch of a client."""
     if s.sampling != "shuffle" or s.batch_size is None:
         return f"q = {rate:.4g}"
     return (
@@ -195,9 +198,7 @@ def stated_of(
 
 
 def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
-    """The probability with which a unit is in a release, and in how many releases it may be at the
-    most.
-    """
+    """The probability that a unit is in a release, and the most releases that it may be in."""
     s, rounds = base.settings, base.schedule.rounds
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
@@ -213,9 +214,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
 
 
 def isolation_line(plan: Plan, public: PublicState) -> str | None:
-    """The level at which passes run own code, and what it costs; None for
-    library code alone.
-    """
+    """The isolation level of passes with own code, and its cost; None for library code alone."""
     own = own_code(public.model) or own_code(plan.workload.loss)
     if own is None:
         return None
@@ -227,34 +226,23 @@ def isolation_line(plan: Plan, public: PublicState) -> str | None:
 
 
 FEW_UPDATES = 10
+"""Fewer updates of the weights than this are few."""
 ROWS = 256
-"""Rows of the test split whose inputs are looked at."""
+"""The most rows of the test split whose inputs are measured."""
 USUAL_RMS = (0.1, 10.0)
-"""Root mean squares of the inputs between which the rule was measured to lose under a point."""
+"""Between these root mean squares of the inputs the rule was measured to lose under a point."""
 EMPTY = 0.5
+"""Empty batches are reported if at least this share of a client's batches is empty."""
 
 
 def advice(plan: Plan) -> list[str]:
-    """Sentences for a reader, each with what to change; empty where nothing is known to be
-    wrong.
-    """
-    return [
-        line
-        for line in (
-            _budget(plan),
-            _updates(plan),
-            _batches(plan),
-            _swamped(plan),
-            inputs_line(plan),
-        )
-        if line
-    ]
+    """Sentences that each say what to change; empty if nothing is known to be wrong."""
+    lines = (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), inputs_line(plan))
+    return [line for line in lines if line]
 
 
 def _budget(plan: Plan) -> str | None:
-    """Noise that was given next to a budget is not calibrated to it: the budget may end before the
-    rounds do.
-    """
+    """Advice about a given noise that spends the budget before the last round."""
     s = plan.settings
     if s.epsilon is None or plan.clients.own_budgets:
         return None
@@ -284,6 +272,7 @@ def _budget(plan: Plan) -> str | None:
 
 
 def _updates(plan: Plan) -> str | None:
+    """Advice about few updates with noise."""
     rounds = plan.schedule.rounds
     if rounds >= FEW_UPDATES or not plan.method.mechanism.adds_noise:
         return None
@@ -294,7 +283,7 @@ def _updates(plan: Plan) -> str | None:
 
 
 def _batches(plan: Plan) -> str | None:
-    """A batch of a client is empty with probability (1 - q)^N."""
+    """Advice about empty batches; a client's batch is empty with the probability (1 - q)^N."""
     empty = max(
         math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0
         for size, rate in plan.clients.rate_of_size.items()
@@ -308,21 +297,24 @@ def _batches(plan: Plan) -> str | None:
 
 
 def _swamped(plan: Plan) -> str | None:
-    """A run on noise alone guesses. One on data differs from it by KL = pull^2 / 2, thus by pull /
-    2 in accuracy.
+    """Advice about noise that hides the data.
+
+    A run on noise alone guesses. The KL divergence of a run on data from it is at most pull^2 / 2,
+    so its accuracy differs by at most pull / 2 (Pinsker): 50 pull points.
     """
-    found = pull(plan)
-    if found is None or found >= SWAMPED:
+    ratio = pull(plan)
+    if ratio is None or ratio >= SWAMPED:
         return None
     ways = less_noise(clients=len(plan.clients.sizes), trust=plan.settings.trust)
-    bound = f"; expect at most {50 * found:.0f} points more than guessing" if found < 1 else ""
-    return f"{noise_words(found, None)}{bound}: give {ways}"
+    bound = f"; expect at most {50 * ratio:.0f} points more than guessing" if ratio < 1 else ""
+    return f"{noise_words(ratio, None)}{bound}: give {ways}"
 
 
 @torch.no_grad()
 def inputs_line(plan: Plan) -> str | None:
-    """The rule's steps suit inputs of about unit size; those of tokens have no size. Looks at rows
-    of the public test split alone.
+    """Advice about inputs whose size does not suit the steps of the rule: they suit about 1.
+
+    It measures rows of the public test split alone. Tokens have no size.
     """
     if (
         "learning_rate" not in (plan.settings.auto or "").split()
@@ -342,7 +334,7 @@ def inputs_line(plan: Plan) -> str | None:
 
 
 def embeddings_line(plan: Plan) -> str | None:
-    """One sentence about embeddings that LoRA freezes; None where it freezes none."""
+    """One sentence about embeddings that LoRA freezes; None if it freezes none."""
     carrier = plan.method.carrier
     if not isinstance(carrier, Lora) or carrier.embeddings:
         return None
@@ -354,16 +346,16 @@ def embeddings_line(plan: Plan) -> str | None:
 
 
 def torch_func_line(plan: Plan) -> str | None:
-    """One sentence that names the layers whose gradients torch.func computes, and their share; None
-    without any.
+    """One sentence about layers whose gradients torch.func computes, and their share of a pass.
+
+    None without such layers.
     """
     model = plan.initial.model()
-    modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
-    slow = [
-        path
-        for path, m in modules.items()
-        if (kind := kind_of(m)) is not None and kind.by_torch_func
-    ]
+    slow = []
+    for path in ways_of(model).calls:
+        kind = kind_of(model.get_submodule(path))
+        if kind is not None and kind.by_torch_func:
+            slow.append(path)
     if not slow or not plan.method.mechanism.clips:
         return None
     inputs, targets = plan.workload.test.batch(probes(plan.workload.test))

@@ -1,4 +1,4 @@
-"""What was each client charged for before the rounds that are planned now?
+"""The charges of each client before the rounds that are planned now.
 
 Earlier charges are those of past rounds of the same run, or of another run whose weights this one
 starts from. They are read from the ledgers. A client's epsilon covers both parts together, so the
@@ -26,8 +26,8 @@ class Before:
     """What happened before the planned rounds.
 
     rounds: rounds of this run that are over.
-    histories: for each kind of client, a few that cover those of all its clients: for each client
-        there is one that loses at least as much privacy, event by event.
+    histories: for each kind of client, a few histories that cover those of all its clients. For
+        each client there is one that loses at least as much privacy.
     """
 
     rounds: int = 0
@@ -41,7 +41,7 @@ class Before:
 def read_before(
     ledger: RunLedger, kinds: Sequence[Kind], *, rounds: int = 0, at_server: bool = False
 ) -> Before:
-    """What the ledgers of a run say.
+    """The charges in the ledgers of a run.
 
     kinds: the kind of each client, by its number.
     at_server: the server is charged for everybody, and no client is.

@@ -1,18 +1,18 @@
-"""The clients of a run as public numbers: how much data each one declares, what it may spend, how
-often it takes part, and how much it counts.
+"""The clients of a run as public numbers: their sizes, budgets, participation and weights.
 
-A weight is a public constant made of declared sizes and rates, never of realised ones.
+A weight multiplies the values of a client. It is a public constant made of declared sizes and
+rates, never of realised ones.
 
 Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server
-divides by. What a client counts:
+divides by. ``weighting`` and the weight of client k:
 
-    default     1                     by its expected batch q_k N_k: by its examples under one
-                                      sample_rate, like any other under one batch_size
-    examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
-    clients     B / (q_k N_k)         like any other, whatever its size
-    noise       1 / sigma_k^2         (``own_weights``): of all weighted means this one has the
-                                      least noise; the default under budgets of their own where
-                                      rows are dealt at random, so that all means are of one kind
+    default     1                     the client counts by its expected batch q_k N_k: by its
+                                      examples with one sample_rate, equally with one batch_size
+    examples    B / (q_k mean(N))     it counts by its examples N_k, at any rate
+    clients     B / (q_k N_k)         all clients count equally, at any size
+    noise       ~ 1 / sigma_k^2       (``own_weights``): the weighted mean with the least noise;
+                                      the default with own budgets if rows are dealt at random, so
+                                      that clients do not differ
 
 The server multiplies values that have their noise already: it is post-processing, and no epsilon
 changes.
@@ -36,12 +36,14 @@ from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.participation import participation_of
 
 SAME = 1e-9
-"""Relative difference from 1 at which a weight is 1."""
+"""A weight whose relative difference from 1 is at most this is 1, up to rounding."""
 BY_NOISE = "noise"
 """The weighting by 1 / sigma_k^2, which depends on what each client may spend."""
 CAP = 16.0
-"""A client counts at most so many times as much as the median one. In a deployment a node says what
-its epsilon is, and one that named a huge epsilon would otherwise be the whole federation.
+"""A client counts at most this many times as much as the median one.
+
+In a deployment a node says what its epsilon is. Without a cap, one that named a huge epsilon would
+decide the whole mean.
 """
 
 
@@ -54,10 +56,13 @@ def poisson_rate(s: Resolved, local: LocalTraining, num_examples: int) -> float:
 class Clients:
     """All clients, by number. No field changes, so what is cached here is never stale.
 
+    settings: of the run.
+    local: how a client trains in a round.
+    schedule: the public schedule of rounds.
+    unit: what epsilon protects.
     sizes: declared examples, or persons, N_k.
-    names: what the data call them; None where they have numbers alone, and at a server whose secret
-        is who takes part.
-    before: what they were charged for before the rounds that come.
+    names: names of the clients in the data; None without, and if who takes part is secret.
+    before: what they were charged for before the rounds of this plan.
     """
 
     settings: Resolved
@@ -84,7 +89,7 @@ class Clients:
 
     @cached_property
     def kinds(self) -> Sequence[Kind]:
-        """What the noise of every client follows from."""
+        """The kind of every client, (size, epsilon, delta), from which its noise follows."""
         return [(size, *budget) for size, budget in zip(self.sizes, self.budgets, strict=True)]
 
     @cached_property
@@ -105,11 +110,11 @@ class Clients:
 
     @cached_property
     def participation(self) -> Participation:
-        """Who is selected, who leaves and how long replies take. Raises ValueError as
-        ``participation_of``.
+        """Who is selected, who leaves and how long replies take.
 
-        A server that draws in secret draws among all who are there, and uses every reply that is in
-        time: with a limit on their number, one client would decide whether another one counts.
+        A server that draws in secret draws among all available clients, and uses every reply that
+        is in time. With a limit on their number, one client would decide whether another one
+        counts. Raises ValueError as ``participation_of``.
         """
         s, secret = self.settings, self.unit.at_server
         return participation_of(
@@ -123,15 +128,14 @@ class Clients:
 
     @property
     def steps_a_round(self) -> int:
-        """Noisy steps of a client in a round, which its ledger is charged with: K of them, or one
-        at client level.
-        """
+        """Noisy steps that a client's ledger is charged for a round: K, or one at client level."""
         return self.unit.steps(self.local.steps)
 
     @property
     def steps(self) -> list[int]:
-        """Noisy steps of every client in the public schedule: those of the rounds in which it is
-        selected. Every round counts where the server draws the clients in secret.
+        """Noisy steps of every client in the public schedule: those of rounds that select it.
+
+        If the server draws the clients in secret, every round counts for each.
         """
         rounds = self.schedule.rounds
         if self.unit.at_server:
@@ -141,8 +145,9 @@ class Clients:
 
     @cached_property
     def most_steps(self) -> int:
-        """The largest number of noisy steps of a client in the rounds of the public schedule that
-        come, which noise is calibrated to.
+        """The largest number of noisy steps of a client in the rounds to come.
+
+        Noise is calibrated to it.
         """
         rounds, after = self.schedule.rounds, self.before.rounds
         if self.unit.at_server:
@@ -150,20 +155,19 @@ class Clients:
         return self.steps_a_round * self.participation.most_selections(rounds, after=after)
 
     def accounted_rate(self, sample_rate: float) -> float:
-        """The sampling rate that the ledger is charged with, for a client whose batches have
-        ``sample_rate``.
+        """The sampling rate in the ledger of a client whose batches have ``sample_rate``.
 
-        Shuffled batches have none: an example is in one batch of an epoch, and ``accounted_steps``
-        counts epochs.
+        It is 1 for shuffled batches: an example is in one batch of an epoch, and
+        ``accounted_steps`` counts epochs.
         """
         return 1.0 if self.local.shuffled else self.unit.rate(sample_rate)
 
     def accounted_steps(self, num_examples: int, steps: int | None = None) -> int:
-        """How often one of a client's examples may take part in ``steps`` noisy steps; by default,
-        in all that come.
+        """How often one of a client's examples may take part in ``steps`` noisy steps.
 
-        That is every step for Poisson batches, at the rate that is accounted; with shuffled ones,
-        once in each epoch that is begun, and once in one that earlier rounds may have begun.
+        For Poisson batches it is every step, at the accounted rate. For shuffled batches it is once
+        in each epoch that is begun, and once in an epoch that earlier rounds may have begun.
+        ``steps``: None: all steps to come.
         """
         count = self.most_steps if steps is None else steps
         if not self.local.shuffled:
@@ -173,9 +177,9 @@ class Clients:
 
 
 def client_weights(clients: Clients, mechanism: Mechanism) -> dict[int, float]:
-    """The factor of the values of clients, by their declared size.
+    """The weight of clients by their declared size, for a weighting that sizes decide.
 
-    Raises ValueError where the server sees a sum alone and factors are not 1.
+    Raises ValueError if the server sees only a sum, and weights are not 1.
     """
     s, rates = clients.settings, clients.rate_of_size
     weighting = s.weighting
@@ -203,16 +207,16 @@ def client_weights(clients: Clients, mechanism: Mechanism) -> dict[int, float]:
 
 
 def own_weights(sigmas: Sequence[float], batches: Sequence[float]) -> list[float]:
-    """w_k of each client: proportional to 1 / sigma_k^2, ``CAP`` times the median at most: of an
-    even number of clients the lower one of the two in the middle, as a liar may be the other.
+    """w_k of each client by its noise: proportional to min(1 / sigma_k^2, CAP * median).
 
-    ``batches``: q_k N_k. Their weighted mean is their mean, so the server's divisor stays as it is.
-    Clients of one sigma all have exactly 1.
+    The median of an even number of clients is the lower one of the two in the middle, because a
+    liar may be the other. Weights are scaled so that sum w_k b_k = sum b_k, with b_k = q_k N_k the
+    ``batches``: the server's divisor stays as it is. Clients of one sigma all have exactly 1.
     """
     precisions = [sigma**-2.0 for sigma in sigmas]
     most = CAP * median_low(precisions)
-    kept = [min(precision, most) for precision in precisions]
-    if max(kept) == min(kept):
-        return [1.0] * len(kept)
-    scale = math.fsum(batches) / math.fsum(w * b for w, b in zip(kept, batches, strict=True))
-    return [weight * scale for weight in kept]
+    capped = [min(precision, most) for precision in precisions]
+    if max(capped) == min(capped):
+        return [1.0] * len(capped)
+    scale = math.fsum(batches) / math.fsum(w * b for w, b in zip(capped, batches, strict=True))
+    return [weight * scale for weight in capped]

@@ -1,4 +1,4 @@
-"""What a run starts from: the initial model, the public state and the server's state on it.
+"""A run starts from the initial model, the public state and the server's state on it.
 
 All of it follows from public settings and public data, and is equal in every process.
 """
@@ -13,7 +13,7 @@ from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import trainable
 from fedlsg.method import Method, Schedule
-from fedlsg.simulations.planning.base.start_weights import found_source, late_source
+from fedlsg.simulations.planning.base.start_weights import find_source, late_source
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.workloads import LoadedWorkload, build_model
 from fedlsg.state import PublicState, ServerState
@@ -23,7 +23,9 @@ from fedlsg.state import PublicState, ServerState
 class InitialState:
     """Makes models and states. No field changes, so what is cached here is never stale.
 
+    settings, workload, method, schedule: of the run.
     divisor: what the server divides a sum by.
+    device: where this process computes.
     deployed: whether this process is a client with data of its own, which runs no function that a
         setting names.
     """
@@ -45,24 +47,22 @@ class InitialState:
 
     def public(self) -> PublicState:
         """The public state before the first round, on a model of its own."""
-        spec = self.method.carrier.source
+        source, spec = None, self.method.carrier.source
+        if spec is not None:
+            source = late_source(
+                spec, self.workload, lambda: self.probe_source, deployed=self.deployed
+            )
         return PublicState.start(
             self.model(),
             self.method,
             self.schedule,
             seed=self.settings.seed,
             classifier=self.workload.classifier,
-            source=None
-            if spec is None
-            else late_source(
-                spec, self.workload, lambda: self.probe_source, deployed=self.deployed
-            ),
+            source=source,
         )
 
     def server(self, public: PublicState | None = None) -> ServerState:
-        """The server's state before the first round; ``public``: that of the initial model, if it
-        is known.
-        """
+        """The server's state before the first round; ``public``: None: it is made here."""
         probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
         return ServerState(
             self.public() if public is None else public, divisor=self.divisor, probe=probe
@@ -70,9 +70,9 @@ class InitialState:
 
     @cached_property
     def probe_source(self) -> ProbeSource:
-        """What carriers of kind ``probe`` are made from. Raises ValueError as ``found_source``."""
+        """The source of carriers of kind ``probe``. Raises ValueError as ``find_source``."""
         assert self.method.carrier.source is not None
-        return found_source(self.method.carrier.source, self.workload, self.settings)
+        return find_source(self.method.carrier.source, self.workload, self.settings)
 
     @cached_property
     def dense_parameters(self) -> int:

@@ -1,4 +1,4 @@
-"""The level of isolation at which a run passes its model, where the settings leave it "auto"."""
+"""The level of isolation of a run's passes is chosen, if the settings leave it "auto"."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,9 +17,9 @@ TRIED = 4
 
 
 def with_level(base: Base) -> Base:
-    """The base at the level that the rule chooses, where the settings leave it "auto".
+    """The base at the level of the settings; for "auto", at the level that the rule chooses.
 
-    Where no gradient of an example is clipped, one example needs no protection from another.
+    If no gradient of an example is clipped, examples need not be isolated from each other.
     """
     level = base.settings.isolation
     if level == "auto":

@@ -1,6 +1,7 @@
-"""How much memory an example of a microbatch takes, and how many fit.
+"""The memory that an example of a microbatch takes, and how many examples fit.
 
-    bytes of an example = saved activations + what its layers pass on + its own gradients
+    bytes of an example = saved activations + 2 * its largest output + its own gradients
+
 A carried weight has r (m + n) numbers of gradient for each example, a dense one all m n of them,
 unless ghost clipping forms none: then the gradient at the layer's output is kept. So a dense method
 fits fewer examples than a low-rank one. All of it is public: the model, the method, and the form of
@@ -10,6 +11,7 @@ a test row.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,21 +28,30 @@ from fedlsg.tensors import fields_of
 from fedlsg.user_code.objects import restored
 
 MOST_ON_CPU = 256
-"""Examples of a microbatch on a processor, whose caches gain nothing from more."""
+"""The most examples of a microbatch on a processor, whose caches gain nothing from more."""
 PARTS_OF_BATCH = 32
 """Microbatches of a batch of images in files: workers decode the next one while a step computes."""
-SHARE_OF_RAM, SHARE_OF_GPU = 0.5, 0.8
-"""Of the memory of a processor (all memory over the number of processors), or of a GPU."""
+SHARE_OF_RAM = 0.5
+"""A process takes at most this share of a processor's memory: all memory / processors."""
+SHARE_OF_GPU = 0.8
+"""A process takes at most this share of the memory of its GPU."""
 COPIES = 6
-"""Times that all parameters are in memory at once: weights, sum in float64, noise, optimizer."""
+"""Float32 copies of all parameters at once: weights, a sum in float64 (two), noise, optimizer."""
+FLOAT_BYTES = 4
 SLACK = 1.2
-"""Room for what an allocator cannot use."""
+"""A factor for memory that an allocator cannot use."""
+BATCH_MARGIN = 1.1
+"""A Poisson batch is hardly ever larger than expected by more than a tenth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes. ``activations`` and ``gradients`` of one example; ``fixed``: of the model and its
-    sums; ``budget``: what a process may take.
+    """The memory of a process, in bytes.
+
+    activations: of one example, saved for backward, with its inputs.
+    gradients: of one example, with what backward passes on.
+    fixed: of the model and its sums.
+    budget: what the process may take.
     """
 
     activations: int
@@ -50,17 +61,17 @@ class Memory:
 
     @property
     def each(self) -> int:
-        """Of one example."""
+        """Bytes of one example."""
         return int(SLACK * (self.activations + self.gradients))
 
     @property
     def fits(self) -> int:
-        """Examples that fit, one at least."""
+        """How many examples fit, at least one."""
         return max(1, (self.budget - self.fixed) // max(1, self.each))
 
 
 def with_microbatch(base: SomeBase) -> SomeBase:
-    """The base with the microbatch size that fits into memory, where the settings give none."""
+    """The base with the microbatch size that fits into memory, unless the settings give one."""
     if base.settings.microbatch_size:
         return base
     size = microbatch_of(base)
@@ -72,45 +83,53 @@ def with_microbatch(base: SomeBase) -> SomeBase:
 
 
 def microbatch_of(base: Base) -> int:
-    """Examples of a microbatch that fit into memory; MOST_ON_CPU if that is unknown."""
+    """The size of a microbatch: as many examples as fit into memory, and as help.
+
+    It is a multiple of 8 above 8, and at least the multiplicity, so that an example's copies are
+    together. It is MOST_ON_CPU at most if the memory of an example is not known.
+    """
     try:
-        most = memory_of(base).fits
+        size = memory_of(base).fits
     except Exception:  # the check of the model says why it does not run
-        most = MOST_ON_CPU
+        size = MOST_ON_CPU
     if base.device == "cpu":
-        most = min(most, MOST_ON_CPU)
-    else:  # a Poisson batch is hardly ever larger than by a tenth
-        most = min(most, max(MOST_ON_CPU, int(1.1 * base.local.expected_batch) + 1))
+        size = min(size, MOST_ON_CPU)
+    else:
+        largest_batch = int(BATCH_MARGIN * base.local.expected_batch) + 1
+        size = min(size, max(MOST_ON_CPU, largest_batch))
     if opens_files(base.workload.train.inputs):
-        most = min(most, max(8, int(base.local.expected_batch) // PARTS_OF_BATCH))
-    copies = base.local.multiplicity
-    return max(copies, most // 8 * 8 if most > 8 else most)
+        size = min(size, max(8, int(base.local.expected_batch) // PARTS_OF_BATCH))
+    if size > 8:
+        size = size // 8 * 8
+    return max(base.local.multiplicity, size)
 
 
 def memory_of(base: Base) -> Memory:
-    """What an example of the run takes, from one public row that passes the initial model."""
+    """The memory of the run, measured with one public row that passes the initial model."""
     model = base.initial.model().cpu()
     workload, carrier = base.workload, base.method.carrier
     values = {r.name: r.count * r.values for r in layer_table(model, carrier, workload.classifier)}
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    parameters = sum(p.numel() for p in model.parameters())
     inputs = workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
     with own_draws("cpu"), restored(workload.loss, model), _outputs(model) as outputs:
         activations = _saved_bytes(model, inputs)
+    # backward holds the gradients at the output and at the input of a layer
     largest = max((out.nbytes for out in outputs.values()), default=0)
     gradients = 2 * largest + _gradient_bytes(base, model, values, outputs)
-    if base.local.precision.mixed:
+    if base.local.precision.mixed:  # 16 bits in place of 32
         activations //= 2
     return Memory(
         activations=activations + sum(t.nbytes for t in fields_of(inputs).values()),
         gradients=gradients,
-        fixed=COPIES * 4 * sum(sizes.values()),
+        fixed=COPIES * FLOAT_BYTES * parameters,
         budget=budget_of(base),
     )
 
 
 def budget_of(base: Base) -> int:
-    """Bytes that one process of the run may take: of a GPU, or of a processor's part of the memory,
-    so that every engine takes the same.
+    """Bytes that one process of the run may take: of a GPU, or of a processor's part of the memory.
+
+    On processors every engine takes the same.
     """
     s = base.settings
     if base.device == "cuda":
@@ -123,14 +142,15 @@ def budget_of(base: Base) -> int:
 def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The output of each layer with parameters of its own, by its path."""
     outputs: dict[str, Tensor] = {}
+
+    def keep_output(path: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            outputs[path] = output.detach()
+
     hooks = [
-        module.register_forward_hook(
-            lambda _module, _args, output, path=path: (
-                outputs.__setitem__(path, output.detach()) if isinstance(output, Tensor) else None
-            )
-        )
+        module.register_forward_hook(partial(keep_output, path))
         for path, module in model.named_modules()
-        if any(True for _ in module.parameters(recurse=False))
+        if list(module.parameters(recurse=False))
     ]
     try:
         yield outputs
@@ -161,13 +181,16 @@ def _saved_bytes(model: nn.Module, inputs: Any) -> int:
 def _gradient_bytes(
     base: Base, model: nn.Module, values: dict[str, int], outputs: dict[str, Tensor]
 ) -> int:
-    """Bytes of one example's gradients: of every block that the clip forms, and of the outputs of
-    layers whose gradients it does not form.
+    """Bytes of one example's gradients.
+
+    They are those of every block that the clip forms, and of the outputs of layers whose gradients
+    ghost clipping does not form. Without a clip of examples, the gradient is one for a microbatch.
+    ``values``: numbers of each block's gradient, by the name of its parameter.
     """
-    clips = base.method.mechanism.clips and not base.unit.whole
-    if not clips:
-        return 4 * sum(values.values()) // max(1, base.local.microbatch_size)
-    ghosts = (
+    clips_examples = base.method.mechanism.clips and not base.unit.whole
+    if not clips_examples:
+        return FLOAT_BYTES * sum(values.values()) // max(1, base.local.microbatch_size)
+    may_be_ghost = (
         base.method.mechanism.clip == "joint"
         and base.local.multiplicity == 1
         and base.local.isolation == "checked"
@@ -176,18 +199,24 @@ def _gradient_bytes(
     total = 0
     for name, count in values.items():
         path, _, attribute = name.rpartition(".")
-        output = outputs.get(path)
-        whole = attribute == "weight" and output is not None and count == _size(model, name)
-        layer = model.get_submodule(path)
-        formed = isinstance(layer, nn.Conv2d) and base.device != "cpu"
-        if whole and output is not None and not formed and ghosts:
-            total += output.nbytes if ghost_is_cheaper(layer, output) else 4 * count
+        output, layer = outputs.get(path), model.get_submodule(path)
+        is_dense_weight = attribute == "weight" and count == _size(model, name)
+        is_formed = isinstance(layer, nn.Conv2d) and base.device != "cpu"
+        if (
+            may_be_ghost
+            and is_dense_weight
+            and not is_formed
+            and output is not None
+            and ghost_is_cheaper(layer, output)
+        ):
+            total += output.nbytes
         else:
-            total += 4 * count
+            total += FLOAT_BYTES * count
     return total
 
 
 def _size(model: nn.Module, name: str) -> int:
+    """The numbers of a parameter; 0 for a name that is none."""
     with suppress(AttributeError):
         return model.get_parameter(name).numel()
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -31,8 +31,8 @@ from fedlsg.simulations.settings.rule_checker import check, check_given, check_m
 from fedlsg.simulations.settings.settings import AUTO, Settings, as_config
 from fedlsg.simulations.settings.with_preset import from_run_config
 from fedlsg.simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
-from fedlsg.simulations.workloads.base import normalised
 from fedlsg.simulations.workloads.base.made_ahead import workers_of
+from fedlsg.simulations.workloads.base.normalise import normalise_inputs
 from fedlsg.simulations.workloads.base.parts import Parts, partition
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.simulations.workloads.partition import (
@@ -41,6 +41,20 @@ from fedlsg.simulations.workloads.partition import (
     deal_persons,
     persons_of,
 )
+
+
+class RowsHere(NamedTuple):
+    """The training rows that this process knows, by client.
+
+    parts: rows of each client; empty at the server of a deployment.
+    person: the number of each training row's person; None if the unit is not a person, and at the
+        server of a deployment.
+    mean_size: the mean N_k: examples, or persons, of a client.
+    """
+
+    parts: Sequence[Tensor]
+    person: Int64[Tensor, " rows"] | None
+    mean_size: float
 
 
 def prepare(
@@ -53,16 +67,16 @@ def prepare(
     parts: Sequence[Tensor] | None = None,
     given: Collection[str] = (),
 ) -> Base:
-    """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow
-    steps.
+    """Load the data, fill the gaps of the settings, build the method.
 
-    ``loaded``: the data, where they were loaded for settings of the same ``data_key``; ``parts``:
-    of them, where this process has them. ``given``: settings that a user gave for this run: one of
-    them that has no effect is refused.
+    There are three places. A simulation loads all data and deals them. In a deployment only the
+    public part of the workload is loaded. Its server has the N_k that its clients ``declared``. A
+    client of it has its ``own`` training rows.
 
-    There are three places. A simulation loads all data. In a deployment only the public part of the
-    workload is loaded: its server gives the N_k that its clients ``declared``, and a client of it
-    gives its ``own`` training rows.
+    progress: reports slow steps.
+    loaded: data that were loaded for settings of the same ``data_key``.
+    parts: rows of each client among ``loaded``, for a simulation that has dealt them already.
+    given: names of the settings that a user gave for this run. One that has no effect is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -70,50 +84,36 @@ def prepare(
     if settings.method != AUTO:
         strategies.check_name(settings.method)
     settings = with_digest(settings)
-    options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
     check_given(settings, deployed=deployed)
-    data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
-    settings = replace(
-        settings,
-        public_rows=public_rows.locate(settings.public_rows),
-        data_dir=None if data_dir is None else str(data_dir),
-    )
-    workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
-    if settings.normalise == "public" and loaded is None:  # loaded data are normalised already
-        workload = normalised(workload)
+    settings = _with_paths(settings)
+    workload = _load(settings, progress, deployed=deployed) if loaded is None else loaded
     if own is not None:
-        read = own.read(workload)
-        workload = replace(workload, train=read, columns=read.columns)
+        train = own.read(workload)
+        workload = replace(workload, train=train, columns=train.columns)
     filled = fill(settings, workload)
     check(filled, workload)
     if not isinstance(workload.train, NoRows):
         # raises for loader_workers= with rows in memory
         workers_of(filled, workload.train.inputs)
     method = build_method(filled)
-    person_of_row = None if declared is not None else _persons_of(workload, filled, method)
     if parts is None:
         progress(f"dealing rows to {filled.clients} clients")
-        unit = unit_of(filled, method)
-        parts = (
-            [] if declared is not None else _make_parts(filled, workload, own, unit, person_of_row)
-        )
-    if own is None and declared is None:
-        filled = _with_own_budgets(filled, workload, parts, given=settings)
     if declared is not None:
-        mean_size = fmean(declared)
+        rows = RowsHere(parts=[], person=None, mean_size=fmean(declared))
     elif own is not None:
-        mean_size = len(workload.train) if person_of_row is None else int(person_of_row.max()) + 1
+        rows = _rows_of_client(filled, workload, method, own)
     else:
-        mean_size = _units_in(parts, person_of_row) / len(parts)
+        rows = _rows_of_simulation(filled, workload, method, parts)
+        filled = _with_own_budgets(filled, workload, rows.parts, given=settings)
     check_method(filled, method, deployed=deployed)
-    rate = _mean_rate(filled, mean_size)
+    rate = _mean_rate(filled, rows.mean_size)
     schedule = Schedule(
         rounds=filled.rounds,
         local_steps=filled.local_steps,
-        sample_rate=_passes_a_step(filled, method, mean_size, rate),
+        sample_rate=_epochs_a_step(filled, method, rows.mean_size, rate),
     )
-    local = _local_training(filled, method, mean_size, rate, own)
+    local = _local_training(filled, method, rows.mean_size, rate, own)
     last = method.server.factor(filled.rounds - 1, filled.rounds)
     # raises where local steps of the last round would diverge: a schedule may rise
     replace(local, learning_rate=local.learning_rate * last)
@@ -123,33 +123,42 @@ def prepare(
     return Base(
         settings=final,
         workload=workload,
-        parts=parts,
+        parts=rows.parts,
         method=method,
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
-        person=person_of_row,
+        person=rows.person,
     )
 
 
 def data_key(settings: Settings) -> tuple[str, ...]:
-    """The settings that decide what data are loaded: where they are equal, the data are the
-    same.
-    """
+    """The settings that decide what data are loaded: equal keys mean equal data."""
     names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
     if settings.reproducible and workloads.own(settings.workload) is not None:
-        names += ["seed"]  # of the draws of its rows
+        names += ["seed"]  # a workload of a user may draw its rows from it
     return tuple(str(getattr(settings, name)) for name in names)
 
 
-def _load(
-    s: Settings, data_dir: Path | None, options: Options, progress: Progress, *, deployed: bool
-) -> LoadedWorkload:
-    """The run's data: the workload's own, its public part in a deployment, or public rows to train
-    on.
+def _with_paths(settings: Settings) -> Settings:
+    """The settings with absolute paths of ``data_dir`` and ``public_rows``."""
+    folder = settings.data_dir
+    return replace(
+        settings,
+        public_rows=public_rows.locate(settings.public_rows),
+        data_dir=None if folder is None else str(Path(folder).expanduser().resolve()),
+    )
+
+
+def _load(s: Settings, progress: Progress, *, deployed: bool) -> LoadedWorkload:
+    """The data of the settings, normalised if they say so.
+
+    It is the workload, its public part in a deployment, or public rows to train on.
     """
+    data_dir = None if s.data_dir is None else Path(s.data_dir)
+    options = Options(**{f.name: getattr(s, f.name) for f in fields(Options)})
     if s.public_rows is None:
-        return workloads.load(
+        workload = workloads.load(
             s.workload,
             data_dir=data_dir,
             options=options,
@@ -157,9 +166,31 @@ def _load(
             public_only=deployed,
             seed=s.seed if s.reproducible else None,
         )
-    return public_rows.load(
-        s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress
-    )
+    else:
+        workload = public_rows.load(
+            s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress
+        )
+    return normalise_inputs(workload) if s.normalise == "public" else workload
+
+
+def _rows_of_client(
+    s: Resolved, workload: LoadedWorkload, method: Method, own: OwnData
+) -> RowsHere:
+    """The rows of a deployed client, which are its whole training split."""
+    person = _persons_of(workload, s, method)
+    rows = len(workload.train)
+    mean_size = rows if person is None else int(person.max()) + 1
+    return RowsHere(OwnPart(own.client, rows), person, mean_size)
+
+
+def _rows_of_simulation(
+    s: Resolved, workload: LoadedWorkload, method: Method, parts: Sequence[Tensor] | None
+) -> RowsHere:
+    """The rows of all clients; ``parts``: if they are dealt already."""
+    person = _persons_of(workload, s, method)
+    if parts is None:
+        parts = _make_parts(s, workload, unit_of(s, method), person)
+    return RowsHere(parts, person, _units_in(parts, person) / len(parts))
 
 
 def _persons_of(
@@ -179,24 +210,16 @@ def _persons_of(
 
 
 def _make_parts(
-    s: Resolved,
-    workload: LoadedWorkload,
-    own: OwnData | None,
-    unit: Unit,
-    person: Int64[Tensor, " rows"] | None,
+    s: Resolved, workload: LoadedWorkload, unit: Unit, person: Int64[Tensor, " rows"] | None
 ) -> Sequence[Tensor]:
-    """Each client's rows of the training split; for a client with data of its own, its part
-    alone. Persons are never split over clients.
-    """
-    if own is not None:
-        return OwnPart(own.client, len(workload.train))
+    """Each client's rows of the training split. All rows of a person are with one client."""
     scheme = SCHEMES.get(s.partition)
     if scheme is None:
         parts = client_parts(workload, s.partition, s.clients, unit=unit, person=person)
         if person is not None:
             check_together(person, parts, s.unit)
         return parts
-    dealt: dict[str, Any] = {
+    options: dict[str, Any] = {
         "scheme": scheme.name,
         "num_clients": s.clients,
         "seed": s.seed,
@@ -204,8 +227,8 @@ def _make_parts(
     }
     labels = workload.train.labels
     if person is None:
-        return partition(labels, **dealt)
-    return deal_persons(labels, person, workload.columns[unit.name], **dealt)
+        return partition(labels, **options)
+    return deal_persons(labels, person, workload.columns[unit.name], **options)
 
 
 def _units_in(parts: Sequence[Tensor], person: Int64[Tensor, " rows"] | None) -> int:
@@ -221,26 +244,26 @@ def _with_own_budgets(
     """The settings with the epsilons and deltas of clients by number. ``given``: what a user gave.
 
     An epsilon= of the user holds for clients that the file does not name. Without it, the run's
-    epsilon is the largest of the file. A delta= of the user holds for clients without one of their
-    own; the run's delta is the largest of the file where all are named and the user gave none.
+    epsilon is the largest of the file. A delta= of the user holds for clients that the file gives
+    none. Without it, the run's delta is the largest of the file if the file gives one to each.
     """
     s, names = with_deltas_of_file(s, workload.columns), getattr(parts, "names", None)
     if s.client_epsilons is not None:
-        own = read_own(s.client_epsilons, names, parts, workload.columns)
-        missing = [client for client in range(len(parts)) if client not in own]
+        epsilons = read_own(s.client_epsilons, names, parts, workload.columns)
+        missing = [client for client in range(len(parts)) if client not in epsilons]
         if missing and given.epsilon is None:
             raise ValueError(
                 f"client_epsilons gives no epsilon to {len(missing):,} of {len(parts):,} clients, "
                 f"such as {missing[0] if names is None else names[missing[0]]!r}: name all of "
                 "them, or give epsilon= for the others"
             )
-        most = max(own.values()) if given.epsilon is None else given.epsilon
-        s = replace(s, epsilon=most, client_epsilons=text_of(own))
+        largest = max(epsilons.values()) if given.epsilon is None else given.epsilon
+        s = replace(s, epsilon=largest, client_epsilons=text_of(epsilons))
     if s.client_deltas is not None:
-        own = read_own(s.client_deltas, names, parts, workload.columns, "delta")
-        all_named = given.delta is None and len(own) == len(parts)
+        deltas = read_own(s.client_deltas, names, parts, workload.columns, "delta")
+        all_named = given.delta is None and len(deltas) == len(parts)
         s = replace(
-            s, delta=max(own.values()) if all_named else s.delta, client_deltas=text_of(own)
+            s, delta=max(deltas.values()) if all_named else s.delta, client_deltas=text_of(deltas)
         )
     return s
 
@@ -260,9 +283,11 @@ def _mean_rate(s: Resolved, mean_size: float) -> float:
     return rate
 
 
-def _passes_a_step(s: Resolved, method: Method, mean_size: float, rate: float) -> float:
-    """Passes over a client's data in a step, by which schedules count epochs. At client level an
-    epoch is a round: what follows from sizes would tell which clients there are.
+def _epochs_a_step(s: Resolved, method: Method, mean_size: float, rate: float) -> float:
+    """The share of an epoch that a step is, by which schedules count epochs.
+
+    At client level an epoch is a round: a number that follows from sizes would tell which clients
+    there are.
     """
     if s.sampling == "shuffle":
         assert s.batch_size is not None, "a rule of sampling=shuffle wants one"
@@ -273,7 +298,10 @@ def _passes_a_step(s: Resolved, method: Method, mean_size: float, rate: float) -
 def _expected_batch(
     s: Resolved, method: Method, mean_size: float, rate: float, own: OwnData | None
 ) -> float:
-    """B that the server divides by; a public number, not of sizes, at client level."""
+    """B, the number of examples that the server divides by.
+
+    At client level it is a public number that does not depend on sizes.
+    """
     if unit_of(s, method).whole or s.sampling == "shuffle":
         assert s.batch_size is not None, "a rule of unit=client, or of sampling=shuffle, wants one"
         return float(s.batch_size)
@@ -285,11 +313,12 @@ def _expected_batch(
 def _local_training(
     s: Resolved, method: Method, mean_size: float, rate: float, own: OwnData | None
 ) -> LocalTraining:
-    given = s.local_learning_rate
+    """How a client trains in a round. Without a rate of its own it has the server's."""
+    local_rate = s.local_learning_rate
     return LocalTraining(
         steps=s.local_steps,
         sample_rate=rate,
-        learning_rate=method.server.learning_rate if given is None else given,
+        learning_rate=method.server.learning_rate if local_rate is None else local_rate,
         momentum=s.local_momentum,
         expected_batch=_expected_batch(s, method, mean_size, rate, own),
         microbatch_size=s.microbatch_size or MOST_ON_CPU,

@@ -1,9 +1,8 @@
-"""Public data that settings name: weights to start from, the source of probed carriers; and paths
-from the root.
+"""Public data that settings name: weights to start from, and the source of probed carriers.
 
-The digest of weights is among the settings, and others than public ones are refused. A run is
-resumed, and has workers, in other folders. The source of a probe is found when a process first
-draws: only some of them ever do.
+The digest of weights becomes a setting, and weights that are not public are refused. Paths become
+absolute, because a run is resumed, and has workers, in other folders. The source of a probe is
+found when a process first draws: only some processes do.
 """
 
 import hashlib
@@ -34,16 +33,21 @@ WAYS = (
     "start_from=RUN goes on from a run, with its ledger; fresh_data=True says that these data are "
     "others; or take weights of public data"
 )
+"""What to do about weights that were trained on the rows of the run."""
 RANDOM = "none"
-"""``pretrained`` of a text model whose own weights are left out."""
+"""The value of ``pretrained`` for a text model with random weights."""
+TRIED = 2
+"""Inputs that are drawn before a run, to check that the model takes them."""
+DIGESTED = 256
+"""Rows of public data in a digest."""
 
 
 def with_digest(settings: Settings) -> Settings:
     """The settings with the digest of the file that training starts from, if there is one.
 
-    Raises ValueError for weights, to start from or to make features, that fedlsg trained on the
-    rows of the same workload, by a run or as public data, unless their ledger goes on here or the
-    data are others: the epsilon of this run would leave that out.
+    Raises ValueError for weights that fedlsg trained on the rows of the same workload, by a run or
+    as public data: the epsilon of this run would not cover that. They are accepted if their ledger
+    goes on here, or if the data are others. Weights are those to start from, and those of features.
     """
     rows_here = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
     start = settings.start_from
@@ -81,18 +85,18 @@ def refuse_unfinished(start: str) -> None:
 
 
 def starts_of(settings: Settings) -> dict[str, str]:
-    """Where the public weights are that a run starts from, or that make its features: paths or
-    names, by setting.
-    """
+    """Paths or names of the weights to start from and of those of features, by setting."""
     given = {name: getattr(settings, name) for name in ("pretrained", "features")}
     return {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
 
 
 def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
-    """Names of the rows that the weights at ``source``, or those that they come from, have seen, by
-    what is on record.
+    """Names of the rows that weights were trained on, by their records.
 
-    ``seen``: weights that were looked at on the way, since records may name one another.
+    So are those of the weights that they started from, and so on.
+
+    source: a path or a name.
+    seen: weights that were visited already, because records may name one another.
     """
     facts, seen = facts_of(source), seen | {source}
     options = facts.get("options", {})
@@ -114,8 +118,8 @@ def from_root(settings: Settings) -> Settings:
     """The settings with absolute paths of weights and public data that are in the working folder.
 
     Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that
-    is not here.
-    Not for a deployed client: what it finds at a name of the server's would be known by it.
+    does not exist here. A deployed client must not call this: the server would learn whether a file
+    that it names exists there.
     """
     values = values_of(settings)
     weights, features = (str(values.get(name, RANDOM)) for name in ("pretrained", "features"))
@@ -143,19 +147,12 @@ def from_root(settings: Settings) -> Settings:
 
 
 def _holds_weights(place: Path) -> bool:
+    """Whether a path is a file, or a folder with weights."""
     return place.is_file() or (place / FOLDER_FILE).is_file()
 
 
-TRIED = 2
-"""Inputs that are drawn before a run, to see whether the model takes them."""
-DIGESTED = 256
-"""Rows of public data in a digest."""
-
-
-def found_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
-    """The source that the settings name. Raises ValueError for one that the workload has not, or
-    must not have.
-    """
+def find_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
+    """The source that the settings name. Raises ValueError as ``probe_source``."""
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     data_dir = None if settings.data_dir is None else Path(settings.data_dir)
     return probe_source(workload, spec, data_dir=data_dir, options=options)
@@ -164,16 +161,16 @@ def found_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> Pro
 def late_source(
     spec: str, workload: LoadedWorkload, find: Callable[[], ProbeSource], *, deployed: bool
 ) -> ProbeSource:
-    """The source that ``find`` finds at the first draw.
+    """A source that calls ``find`` at the first draw.
 
-    A ``deployed`` client runs no function and reads no path that a setting names: it is sent what
-    it cannot derive.
+    A ``deployed`` client runs no function and reads no path that a setting names. Then the source
+    has no draw, and the server sends what the client cannot derive.
     """
 
     def draw(count: int, generator: torch.Generator) -> Any:
-        drawing = find().draw
-        assert drawing is not None
-        return drawing(count, generator)
+        draw_inputs = find().draw
+        assert draw_inputs is not None
+        return draw_inputs(count, generator)
 
     may_draw: Draw | None = None if deployed and ":" in spec else draw
     return ProbeSource(
@@ -186,9 +183,7 @@ def late_source(
 
 @torch.no_grad()
 def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload) -> None:
-    """Raise ValueError, naming the source, unless the model takes what it draws, and it draws the
-    same again.
-    """
+    """Raise ValueError unless the source draws the same again, and the model takes its inputs."""
     first, again = (source.inputs(TRIED, public_generator(0, "probe", "check")) for _ in range(2))
     if not all(map(_equal, _fields(first), _fields(again))):
         raise ValueError(
@@ -208,12 +203,12 @@ def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload
 
 
 def source_digest(source: ProbeSource) -> str:
-    """SHA-256 of some rows of a source, hexadecimal: of user-named data, another file or another
-    number of rows.
+    """SHA-256, hexadecimal, of inputs that the source draws with a fixed seed.
+
+    It is another one for another file of data, and for another number of rows.
     """
-    drawn = _fields(source.inputs(DIGESTED, public_generator(0, "probe", "digest")))
     sha = hashlib.sha256()
-    for value in drawn:
+    for value in _fields(source.inputs(DIGESTED, public_generator(0, "probe", "digest"))):
         sha.update(
             f"{value.dtype} {tuple(value.shape)}\n".encode()
             + value.contiguous().cpu().numpy().tobytes()
@@ -222,10 +217,12 @@ def source_digest(source: ProbeSource) -> str:
 
 
 def _fields(inputs: Any) -> list[Tensor]:
+    """The tensors of a model's inputs."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
 def _equal(first: Tensor, again: Tensor) -> bool:
+    """Whether two tensors have the same shape and numbers, NaN included."""
     return first.shape == again.shape and torch.allclose(
         first, again, rtol=0, atol=0, equal_nan=True
     )

@@ -7,6 +7,7 @@ run with other settings or data would report an epsilon that holds for neither.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fedlsg.accounting.population import spread
@@ -48,27 +49,29 @@ HARMLESS = frozenset(
         "record_updates",
     }
 )
-"""Settings that a resumed run may change: they change neither a random draw nor the meaning of a
-ledger entry.
+"""Settings that a resumed run may change.
+
+They change neither a random draw nor the meaning of a ledger entry.
 """
 
 FURTHER = frozenset({"rounds", "epsilon", "noise_multiplier"})
-"""Settings that a run may have others of when it trains further: what its ledgers hold stays, and
-the rounds that come are planned next to it.
+"""Settings that may change when a run trains further.
+
+Its ledgers stay, and the additional rounds are planned with them.
 """
 
 MOVED = frozenset({"run_dir"})
-"""Harmless settings that no message mentions: the user who resumes a run knows where its directory
-is.
-"""
+"""Harmless settings that no message mentions: who resumes a run knows where its directory is."""
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
-    """The part of a plan in a checkpoint: format of the run, settings, owner of each example, and
-    digests of the public test splits.
+    """The part of a plan in a checkpoint: format of the run, settings, partition and test splits.
+
+    The last two are digests. More digests follow if the plan has code, public data or a trace of
+    its own, and the noise of each kind of client if it was calibrated.
     """
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
-    # the one in use: auto may find another later
+    # the device in use: auto may find another later
     settings = {**as_config(plan.settings), "device": plan.device}
     more: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
     if (plan.method.carrier.source or "").startswith("data:"):
@@ -85,10 +88,10 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> dict[str, Any]:
-    """``fingerprint`` of a plan that goes on from the one in a checkpoint, which keeps its format.
+    """``fingerprint`` of a plan that goes on from the one in a checkpoint, in the format of that.
 
-    In an older format, a setting that neither the checkpoint nor config.toml names did not exist:
-    it is left out, and has its default. In the newest one each is named.
+    In the newest format each setting is named. In an older one, a setting that neither the
+    checkpoint nor config.toml names did not exist: it is left out, and has its default.
     """
     now = fingerprint(plan)
     if saved.get(NUMBER) == now[NUMBER]:
@@ -101,9 +104,10 @@ def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> d
 
 
 def digest_of_units(base: Base) -> str:
-    """Digest of the client of each row. Where persons are protected, of N_k alone: how many rows a
-    person has is secret, and this is in a file that others may see. ``digest_of_rows`` has the
-    rest.
+    """A digest of the client of each row; of N_k alone if persons are protected.
+
+    How many rows a person has is secret, and others may see the file that has this digest.
+    ``digest_of_rows`` covers the rest.
     """
     owners = b"" if base.declared is None else repr(tuple(base.declared)).encode()
     if base.person is not None:
@@ -112,10 +116,9 @@ def digest_of_units(base: Base) -> str:
 
 
 def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
-    """Write what a new run directory needs to be continued: the settings, and the record of code of
-    the run's own.
+    """Write what a new run directory needs to be continued: settings, code, and how it began.
 
-    ``named``: the settings say where the run directory is.
+    named: the settings say where the run directory is.
     """
     # first: a folder with config.toml is a run, which has the record of its code
     keep_code(run.path, as_config(plan.settings), plan.own_code)
@@ -131,8 +134,9 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
 
 
 def rows_record(plan: Plan) -> Record:
-    """What may be seen of the rows of a run: files, and N_k of all clients together, unless the
-    server keeps who takes part a secret.
+    """Public facts about the rows of a run: names of files, and N_k of all clients together.
+
+    The second are left out if who takes part is a secret of the server.
     """
     # a file for each client most often has its name
     places = () if plan.workload.parts is not None else plan.workload.places
@@ -152,23 +156,25 @@ def rows_record(plan: Plan) -> Record:
 
 
 def spent_before(plan: Plan) -> Record:
-    """The run that a plan starts from, with the epsilon and the rounds until then; empty for
-    another plan. An epsilon that is not finite is left out.
+    """The run that a plan starts from, with its epsilon and rounds; empty if it starts from none.
+
+    An epsilon that is not finite is left out.
     """
     if plan.settings.start_from is None:
         return {}
     source = RunDir.open(plan.settings.start_from)
     earlier = read_start(source).get("before", {})
     rounds = source.last_round() + int(earlier.get("rounds", 0))
-    histories = [one for each in plan.before.histories.values() for one in each]
+    histories = list(chain.from_iterable(plan.before.histories.values()))
     spent = spread(histories, delta=plan.settings.delta).largest if histories else math.inf
     epsilon = {"epsilon": spent} if math.isfinite(spent) else {}
     return {"run": source.path.name, "rounds": rounds, **epsilon}
 
 
 def refuse_lost_checkpoint(run: RunDir) -> None:
-    """Raise ValueError for ledgers without a checkpoint: its finished rounds would be trained, and
-    charged, once more.
+    """Raise ValueError for ledgers without a checkpoint.
+
+    The finished rounds would be trained, and charged, once more.
     """
     if run.ledgers.exists() and not run.has_checkpoint:
         raise ValueError(
@@ -183,11 +189,12 @@ def keep_data_digest(plan: Plan, run: RunDir) -> None:
 
 
 def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) -> Settings:
-    """The settings of a run that trains further: the ``FURTHER`` ones that are given.
+    """The settings of a run that trains further, with ``changes`` of the ``FURTHER`` ones.
 
-    A target epsilon is that of all rounds together, and the noise of those that come is calibrated
-    for it, unless their noise is given.
-    Raises ValueError for no more rounds than are ``done``, or where none is.
+    A target epsilon is that of all rounds together. The noise of the rounds to come is calibrated
+    for it, unless it is given.
+    Raises ValueError for no more rounds than are ``done``, for a run without a finished round, and
+    for clients with own budgets.
     """
     rounds = changes.get("rounds", settings.rounds)
     if settings.client_epsilons is not None or settings.client_deltas is not None:
@@ -208,25 +215,26 @@ def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) 
 
 
 def go_further(plan: Plan, run: RunDir, saved: Mapping[str, Any]) -> None:
-    """From here on the run is that of the plan, which has other ``FURTHER`` settings than the
-    checkpoint ``saved``. Nobody has been charged for it.
+    """Turn a run into the longer one of a plan, which has other ``FURTHER`` settings.
 
-    Guarantee: the directory is the run of before until the new checkpoint replaces the old one, in
-    one step, and the longer one from then on: ``settle`` does the rest, also after a crash. Until
-    the first charge, its summary is either true or gone.
+    saved: the checkpoint of the run before. Nobody has been charged for the longer one.
+    Guarantee: the directory has the old run until the new checkpoint replaces the old one, in one
+    step, and the longer run from then on. ``settle`` does the rest, also after a crash. Until the
+    first charge, its summary is either true or does not exist.
     """
     was = {name: saved["plan"]["settings"].get(name) for name in _dashed(FURTHER)}
     state = {**saved, "plan": {**fingerprint_of_begun(plan, saved["plan"], run), "was": was}}
-    # what is about to change is no damage, wherever the change is cut off
+    # files that are about to change must not count as damaged, even after a crash
     reopen(run, int(saved["server"]["round"]), saved, forgotten=(*AT_END, run.config.name))
-    for _ in range(2):  # the one before, which replaces a damaged one, is of this plan, too
+    for _ in range(2):  # a run keeps its last two checkpoints, and both have to be of this plan
         run.save_checkpoint(state)
     settle(run, state)
 
 
 def settle(run: RunDir, saved: Mapping[str, Any]) -> None:
-    """Bring config.toml to the plan of a checkpoint that ``go_further`` made. The summary of the
-    shorter run goes: its epsilon will be too small.
+    """Write the settings of a checkpoint that ``go_further`` made into config.toml.
+
+    The summary of the shorter run is removed: its epsilon will be too small.
     """
     planned = saved["plan"]
     if "was" not in planned:
@@ -239,6 +247,7 @@ def settle(run: RunDir, saved: Mapping[str, Any]) -> None:
 
 
 def _dashed(names: Iterable[str]) -> list[str]:
+    """Names of settings as config.toml has them, sorted."""
     return [name.replace("_", "-") for name in sorted(names)]
 
 
@@ -247,8 +256,10 @@ def check_unchanged(
 ) -> list[str]:
     """Raise ValueError, naming the difference, if settings or data are not those of the checkpoint.
 
-    ``further``: the plan is for more rounds (``FURTHER``). Returns the settings that may change and
-    have changed, as "threads = 2 (was 1)".
+    Returns the settings that may change and have changed, as "threads = 2 (was 1)".
+
+    saved: the plan of the checkpoint, as ``fingerprint`` makes it.
+    further: the plan is for more rounds, so ``FURTHER`` settings may change.
     """
     refuse_own_noise(run, vars(plan.settings))
     now = fingerprint_of_begun(plan, saved, run)
@@ -295,16 +306,14 @@ def check_unchanged(
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names of what differs, or is in one of them only."""
+    """Names whose values differ, or that only one of them has."""
     return sorted(
         name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
     )
 
 
 def check_same_budgets(base: Base, given: Mapping[str, Any]) -> None:
-    """Raise ValueError if a resumed run is given other epsilons or deltas of clients than it began
-    with.
-    """
+    """Raise ValueError if the given epsilons or deltas of clients are not those of the run."""
     names = getattr(base.parts, "names", None)
     for what in BELOW:
         if (text := given.get(setting := f"client_{what}s")) is None:
@@ -318,11 +327,10 @@ def check_same_budgets(base: Base, given: Mapping[str, Any]) -> None:
 
 
 def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = None) -> None:
-    """Raise ValueError if the code of the run's own that was loaded is not that which the run began
-    with.
+    """Raise ValueError if the loaded code of the run's own is not that which the run began with.
 
-    ``before``: by setting, as a checkpoint has it; else the run's record. ``allow_code`` compares
-    files before they run.
+    before: its digests by setting, from a checkpoint; None: those of the run's record. (Files are
+        compared before they run, by ``allow_code``.)
     """
     if before is None:
         before = recorded(run.path).get("own_code", {})

@@ -1,4 +1,4 @@
-"""Digests of stored rows: a run goes on with the rows that it began with, and with no others."""
+"""Digests of stored rows, by which a resumed run checks that its rows are those it began with."""
 
 import hashlib
 
@@ -19,14 +19,14 @@ ROWS_AT_ONCE = 1024
 
 
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
-    """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all
-    rows); 64 hex digits.
+    """Keyed BLAKE2b over the stored inputs and labels of rows in their order; 64 hex digits.
 
-    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row
-    be tested.
+    Rows that drew random numbers count by their labels alone: a resumed run makes them again, with
+    other draws. ``ROWS_AT_ONCE`` rows are in memory at a time.
+
+    rows: None: all rows.
+    key: at most 64 bytes. Without the key, nobody can compute the digest, or test a guess of a row.
     Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded.
-    ``ROWS_AT_ONCE`` rows are in memory at a time. Of rows that drew random numbers it has the
-    labels alone: a resumed run makes them again, with other draws.
     A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of
     that row. Keep it where only the owner of the rows can read it, or compute it under a key that
     stays there.
@@ -46,16 +46,17 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
 
 
 def digest_of_rows(base: Base, *, key: bytes = b"") -> str:
-    """``data_digest`` of all training rows and, where persons are protected, of whose each one is,
-    and at which client. As SECRET as the rows.
+    """``data_digest`` of all training rows. It is as SECRET as the rows.
+
+    If persons are protected, it also covers the person and the client of each row.
     """
-    found = data_digest(base.workload.train, key=key)
+    rows_digest = data_digest(base.workload.train, key=key)
     if base.person is None:
-        return found
-    known = found.encode() + base.person.numpy().tobytes()
+        return rows_digest
+    content = rows_digest.encode() + base.person.numpy().tobytes()
     if not isinstance(base.parts, OwnPart):
-        known += digest(base.parts).encode()
-    return hashlib.blake2b(known, digest_size=DIGEST_BYTES, key=key).hexdigest()
+        content += digest(base.parts).encode()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=key).hexdigest()
 
 
 def _label_bytes(labels: Tensor) -> bytes:

@@ -1,10 +1,11 @@
-"""A run that goes on from the weights of another one (``start_from``): its ledgers go on, too.
+"""A run that goes on from the weights of another one (``start_from``) goes on with its ledgers.
 
-Every client begins with the entries of the client that held its examples before. These are known
-where the data and the partition are those of the other run. Elsewhere (clients that came or left,
-other parts) nobody knows who held a row, so every client begins with the entries of the one that
-had spent most, against each reader; where there is none such, the start is refused. So it is for
-persons: rows of one that were several persons before were protected one by one alone.
+Every client begins with the entries of the client that held its examples before. These are known if
+the data and the partition are those of the other run. In all other cases (clients that came or
+left, other parts) nobody knows who held a row. Then every client begins with the entries of the one
+client that had spent most, against each reader. If there is no such client, the start is refused.
+It is also refused for persons: rows of one person may have been several persons before, which were
+protected one by one.
 
 Guarantee: the epsilon of a client covers both runs for each of its examples. Examples that the
 other run has not seen are charged too much.
@@ -12,6 +13,7 @@ other run has not seen are charged too much.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ from fedlsg.simulations.settings.settings import all_settings, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 
 DEALING = ("clients", "partition", "alpha", "shards_per_client", "holdout", "seed")
-"""Settings that say who holds which row."""
+"""Settings that decide which client holds a row."""
 NAME = 16
-"""Digits of the head of a ledger, which name its entries in the ledger of another run."""
+"""Digits of the head of a ledger that name its entries in the ledger of another run."""
 OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data=True"
+"""What to do if the other run has other data, in messages."""
 
 
 def before_start(base: Base) -> Before:
@@ -41,27 +44,25 @@ def before_start(base: Base) -> Before:
     if base.unit.at_server:
         common = (_history(carried[SERVER]),)
         return Before(histories=dict.fromkeys(base.clients.kinds, common))
-    each = {client: _history(entries) for client, entries in _distinct(carried).items()}
-    kinds = {tuple(map(kind_of, carried[client])): history for client, history in each.items()}
+    # clients with equal charges share a history, which is computed once
+    histories = {_charges_of(entries): _history(entries) for entries in _distinct(carried).values()}
     by_kind: dict[Kind, set[History]] = {}
     for client, kind in enumerate(base.clients.kinds):
-        history = kinds[tuple(map(kind_of, carried[client]))] if client in carried else ()
+        history = histories[_charges_of(carried[client])] if client in carried else ()
         by_kind.setdefault(kind, set()).add(history)
     return Before(histories=least_covered(by_kind))
 
 
 def carry_over(base: Base, run: RunDir) -> None:
-    """Begin the ledger of a new run with what its clients have spent on the weights that it starts
-    from.
-    """
+    """Begin the ledgers of a new run with the charges for the weights that it starts from."""
     if base.settings.start_from is not None:
         run.charges.charge([entry for entries in _carried(base).values() for entry in entries])
 
 
 def _carried(base: Base) -> dict[int, Sequence[Entry]]:
-    """The entries of the other run by the client here that takes them over, or the server.
+    """The entries of the other run, by the client here that takes them over, or the server.
 
-    Raises ValueError, naming the run, where they are unknown, or no epsilon covers both runs.
+    Raises ValueError, naming the run, if nobody knows them, or if no epsilon covers both runs.
     """
     source = RunDir.open(str(base.settings.start_from))
     where, charges = f"start_from={source.path}", source.charges
@@ -77,10 +78,14 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
     charged = {client: entries for client, entries in every.items() if entries}
     _check_alike(charged, base, where)
     name = charges.snapshot()[1][:NAME]
-    if base.unit.at_server or not charged:
-        takes_over: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if charged else {}
+    clients = range(len(base.clients.sizes))
+    takes_over: Mapping[int, int]  # from a client here to one of the other run
+    if not charged:
+        takes_over = {}
+    elif base.unit.at_server:
+        takes_over = {SERVER: SERVER}
     elif _holds_the_same(saved, source, base):
-        takes_over = {client: client for client in charged if client < len(base.clients.sizes)}
+        takes_over = {client: client for client in charged if client in clients}
     elif base.unit.persons:
         raise ValueError(
             f"{where} has other data, or another partition or {base.unit.name} of them, and "
@@ -88,7 +93,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"same data and partition; {OTHERS}"
         )
     else:
-        takes_over = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(charged, where))
+        takes_over = dict.fromkeys(clients, _largest_spender(charged, where))
     return {
         client: [replace(entry, client=client, run=entry.run or name) for entry in charged[earlier]]
         for client, earlier in takes_over.items()
@@ -96,10 +101,10 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
 
 
 def _check_own_budgets(source: RunDir, base: Base, where: str) -> None:
-    """Raise ValueError if clients of the other run had epsilons or deltas of their own, and one of
-    them has none here, and may spend more: nobody does without a word.
+    """Raise ValueError if a client with an own epsilon or delta in the other run has a larger one.
 
-    Where clients have other rows than there, each may hold those of the client with the smallest.
+    It may be larger if it is given for this client again: nobody's budget grows without a word. If
+    clients have other rows than there, each may have those of the client with the smallest budget.
     """
     s = base.settings
     for what in BELOW:
@@ -151,13 +156,15 @@ def _own_budgets(source: RunDir, base: Base, what: What) -> tuple[dict[int, floa
 
 
 def start_notes(base: Base) -> tuple[str, ...]:
-    """A sentence where the rows are dealt otherwise than in the run that this one starts from, with
-    the settings that differ.
+    """A sentence if rows are dealt to other clients than in the run that this one starts from.
+
+    It has the settings that differ.
     """
     source = RunDir.open(str(base.settings.start_from))
     if source.load_checkpoint()["plan"]["partition"] == digest_of_units(base):
         return ()
-    before, now = map(_dealing, (_known_settings(source), values_of(base.settings)))
+    before = _dealing(_known_settings(source))
+    now = _dealing(values_of(base.settings))
     names = [name for name in DEALING if before.get(name) != now.get(name)]
     was, has = (
         ", ".join(f"{name}={values[name]}" for name in names if name in values)
@@ -172,21 +179,20 @@ def start_notes(base: Base) -> tuple[str, ...]:
 
 
 def _known_settings(source: RunDir) -> dict[str, Any]:
-    """What another run's settings say, of those that still exist: one that went away ends no start
-    from its weights.
-    """
+    """Another run's settings that still exist: a removed setting must not prevent a start."""
     given = {key.replace("-", "_"): value for key, value in source.read_raw_config().items()}
     return {name: given[name] for name in all_settings() if name in given}
 
 
 def _dealing(values: Mapping[str, Any]) -> dict[str, object]:
-    """The settings that say who holds which row, without those that have no effect."""
+    """The values of the settings DEALING that have an effect."""
     idle = without_effect(values)
     return {name: values[name] for name in DEALING if name in values and name not in idle}
 
 
-def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:
-    entries = [entry for charges in _distinct(found).values() for entry in charges]
+def _check_alike(charged: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:
+    """Raise ValueError for entries without an epsilon, of another unit, or of another trust."""
+    entries = list(chain.from_iterable(_distinct(charged).values()))
     if base.method.mechanism.private and not all(
         entry.has_epsilon or (entry.private and base.settings.reproducible) for entry in entries
     ):
@@ -194,10 +200,9 @@ def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -
             f"{where} has no finite epsilon (its mechanism or its noise is not private), and no "
             f"epsilon would cover both runs: train these weights privately; {OTHERS}"
         )
-    at_server = SERVER in found
-    if any(entry.unit != base.unit.name for entry in entries) or (
-        entries and at_server != base.unit.at_server
-    ):
+    at_server = SERVER in charged
+    has_other_unit = any(entry.unit != base.unit.name for entry in entries)
+    if has_other_unit or (entries and at_server != base.unit.at_server):
         raise ValueError(
             f"{where} protects another unit, or trusts another server: give its unit and trust; "
             f"{OTHERS}"
@@ -211,16 +216,15 @@ def _holds_the_same(saved: Mapping[str, dict[str, object]], source: RunDir, base
     return source.read_data_digest() == digest_of_rows(base)
 
 
-def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
-    """A client that no other one has spent more than, against any reader."""
-    each = _distinct(found)
-    for client, charges in each.items():
-        totals = {c: Totals().extended(entries) for c, entries in each.items()}
-        if all(
-            front([total.events(reader) for total in totals.values()])
-            == front([Totals().extended(charges).events(reader)])
-            for reader in READERS
-        ):
+def _largest_spender(charged: Mapping[int, Sequence[Entry]], where: str) -> int:
+    """A client that has spent at least as much as every other one, against each reader.
+
+    Its events alone are then the front of the events of all clients. Raises ValueError without one.
+    """
+    totals = {c: Totals().extended(entries) for c, entries in _distinct(charged).items()}
+    fronts = {reader: front([t.events(reader) for t in totals.values()]) for reader in READERS}
+    for client, total in totals.items():
+        if all(front([total.events(reader)]) == fronts[reader] for reader in READERS):
             return client
     raise ValueError(
         f"{where} has clients that have spent differently, and the data or their partition are "
@@ -229,15 +233,21 @@ def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
     )
 
 
-def _distinct(found: Mapping[int, Sequence[Entry]]) -> dict[int, Sequence[Entry]]:
-    """The first client of each sequence of equal charges."""
+def _charges_of(entries: Sequence[Entry]) -> Hashable:
+    """What the entries charge, without the client and the time: equal for equal charges."""
+    return tuple(map(kind_of, entries))
+
+
+def _distinct(charged: Mapping[int, Sequence[Entry]]) -> dict[int, Sequence[Entry]]:
+    """Of clients with equal charges the first one, with its entries."""
     first: dict[Hashable, int] = {}
-    for client, entries in found.items():
-        first.setdefault(tuple(map(kind_of, entries)), client)
-    return {client: found[client] for client in first.values()}
+    for client, entries in charged.items():
+        first.setdefault(_charges_of(entries), client)
+    return {client: charged[client] for client in first.values()}
 
 
 def _history(entries: Sequence[Entry]) -> History:
+    """The events of entries, in the form in which a plan has them."""
     return Totals().extended(entries).events()
 
 

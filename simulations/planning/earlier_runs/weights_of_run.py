@@ -1,5 +1,7 @@
-"""Digests of weights that a run has trained, for later processes: these weights are known as
-trained on the rows of the run, in any file (``fedlsg.privacy.known_weights``).
+"""Digests of the weights that a run has trained are kept for later processes.
+
+By them, weights are recognised as trained on the rows of the run, in any file
+(``fedlsg.privacy.known_weights``).
 
 The files are those that ``storage.declared`` says hold weights: the last model, the best one, both
 checkpoints with their average, weights of recorded rounds, and what is exported.
@@ -8,6 +10,7 @@ checkpoints with their average, weights of recorded rounds, and what is exported
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,9 +29,9 @@ from fedlsg.simulations.storage.updates import read_model
 
 Tensors = Mapping[str, Tensor]
 Reader = Callable[[Path, Tensors], Iterable[Tensors]]
-"""From a file, and the parameters that the run trains as they began, to weights in it."""
+"""Gives the weights in a file. It gets the parameters that the run trains, as they began."""
 RARELY = 50
-"""Times what a write takes, at least, until the next one in a run."""
+"""The pause between two writes is at least this many times as long as a write takes."""
 
 
 def _model(path: Path, trained: Tensors) -> Iterator[Tensors]:
@@ -48,26 +51,27 @@ def _flat(path: Path, trained: Tensors) -> Iterator[Tensors]:
 
 
 def _parts(flat: Tensor, trained: Tensors) -> Tensors:
+    """A vector of all trained parameters as tensors by name."""
     parts = flat.split([tensor.numel() for tensor in trained.values()])
     each = zip(trained.items(), parts, strict=True)
     return {name: part.view(like.shape) for (name, like), part in each}
 
 
 def _elsewhere(path: Path, trained: Tensors) -> Iterator[Tensors]:
-    """They are those of the model, or noted by the command that merges them."""
+    """No weights: they are those of the model, or noted by the command that merges them."""
     return iter(())
 
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {"model": _model, "checkpoint": _checkpoint, "flat": _flat, "command": _elsewhere}
 )
-"""By kind of file, as ``Declared.weights`` says it."""
+"""The reader of each kind of file, by ``Declared.weights``."""
 
 
 def weights_in(run: RunDir, trained: Tensors) -> Iterator[Tensors]:
-    """The weights in the files of a run, the newest last; ``trained``: those of the start.
+    """The weights in the files of a run; ``trained``: the parameters that it trains, as they began.
 
-    A file that is not there or damaged has none: nobody goes on from it.
+    A file that does not exist or is damaged has none: nobody goes on from it.
     """
     for declared in reversed(RUN):
         if declared.weights is not None:
@@ -77,7 +81,7 @@ def weights_in(run: RunDir, trained: Tensors) -> Iterator[Tensors]:
 
 
 class WeightsOfRun:
-    """Keeps the list of what a run has written; ``plan`` has its initial model."""
+    """Keeps the list of the weights that a run has written; ``plan`` has its initial model."""
 
     def __init__(self, plan: Base, run: RunDir) -> None:
         self._plan, self._run = plan, run
@@ -85,15 +89,16 @@ class WeightsOfRun:
         self._next = time.monotonic() + SECONDS
 
     def now_and_then(self) -> None:
-        """``remember``, if the last time is a while ago."""
+        """``remember``, unless the last time was a short while ago."""
         if (began := time.monotonic()) >= self._next:
             self.remember()
             took = time.monotonic() - began
             self._next = began + max(SECONDS, RARELY * took)
 
     def remember(self) -> None:
-        """Put the weights in the files into the list: of each the largest that moved. Those of
-        files that were replaced leave it.
+        """List the weights in the files, for each the largest tensors that training has moved.
+
+        Weights of files that were replaced leave the list.
         """
         if self._plan.settings.public_rows is not None:
             return
@@ -108,14 +113,14 @@ class WeightsOfRun:
 
 
 def remember_merged(run: RunDir, tensors: Tensors, factors: Tensors) -> None:
-    """Keep digests of weights into which the factors of a run's model were merged."""
+    """Keep digests of weights into which the ``factors`` of a run's model were merged."""
     WEIGHTS.remember((digest.hex(), str(run.path)) for digest in largest_moved(tensors, factors))
 
 
 def largest_moved(tensors: Tensors, start: Tensors) -> list[bytes]:
-    """Digests of the largest tensors whose numbers are not among those of the ``start``."""
+    """Digests of the largest tensors that are not among those of the ``start``."""
     digests = digests_of(tensors)
-    before = {digest for each in digests_of(start).values() for digest in each}
+    before = set(chain.from_iterable(digests_of(start).values()))
     by_size = sorted(tensors, key=lambda name: -tensors[name].numel())
     moved = [d for name in by_size for d in digests[name] if d not in before]
     return [digest for digest in moved if len(digest) == DIGEST_BYTES][:MAX_NOTED_PARAMETERS]

@@ -13,10 +13,10 @@ from fedlsg.simulations.workloads.partition import labels_of_units, parts_by_val
 
 
 def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
-    """Rows of the test split for each client; the first test split where there are several.
+    """Rows of the (first) test split for each client.
 
-    By the partition's own column, or like the clients' data by the scheme that made them. Raises
-    ValueError where test has no such column, or no row of any client.
+    They are dealt by the column of the partition, or by the scheme that dealt the training rows.
+    Raises ValueError if test has no such column, or no row of any client.
     """
     s, workload = base.settings, base.workload
     scheme = SCHEMES.get(s.partition)
@@ -33,7 +33,7 @@ def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
 
 
 def check_clients(base: Base) -> None:
-    """Raise ValueError where clients have no names to show, or the test split no parts for them."""
+    """Raise ValueError if clients have no names to show, or no part of the test split."""
     s = base.settings
     if s.show_names and base.clients.names is None:
         raise ValueError(
@@ -50,7 +50,7 @@ def check_clients(base: Base) -> None:
 
 
 def _parts_by_column(workload: LoadedWorkload, column: str, clients: Sequence[Tensor]) -> Parts:
-    """Rows of the test split for each client by a column, -1 where no client has the value."""
+    """Rows of the test split for each client by a column; rows of other values have no client."""
     if column not in workload.test_columns:
         columns = ", ".join(workload.test_columns) or "none but inputs and targets"
         raise ValueError(

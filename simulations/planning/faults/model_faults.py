@@ -1,5 +1,4 @@
-"""What of a model a run refuses before it starts: mixed examples, weights of 16 bits, weights that
-two processes would not share.
+"""A run refuses a model that mixes examples, has weights of 16 bits, or differs between processes.
 
 The model is run on public rows of the test split, never on training rows.
 """
@@ -29,11 +28,11 @@ TOKENS = 16
 
 
 def count_blocks(base: Base) -> int:
-    """Blocks of every frame of the run: ``Carrier.parts`` a carried weight, one any other trainable
-    parameter.
+    """The number of blocks of every frame of the run, after all checks of the model.
 
-    Raises ValueError if a function of the user that makes carriers or masks cannot make the first
-    frame, or not twice the same.
+    A carried weight has one block for each of ``Carrier.parts``, any other trainable parameter one.
+    Raises ValueError for a model that the checks refuse, and if a user's function that makes
+    carriers or masks fails, or does not make the same frame twice.
     """
     if base.method.own_functions:
         base.initial.public().check_repeatable()
@@ -60,9 +59,7 @@ def count_blocks(base: Base) -> int:
 
 
 def check_weights(weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError where all trainable weights have 16 bits: most updates are smaller than
-    their rounding.
-    """
+    """Raise ValueError if all trainable weights have 16 bits: rounding would hide most updates."""
     types = {weight.dtype for weight in weights.values()}
     if types and types <= {torch.bfloat16, torch.float16}:
         raise ValueError(
@@ -73,9 +70,7 @@ def check_weights(weights: Mapping[str, Tensor]) -> None:
 
 
 def check_repeatable(model: nn.Module, again: nn.Module) -> None:
-    """Raise ValueError unless two builds of a model have equal weights and buffers: every process
-    builds its own.
-    """
+    """Raise ValueError unless two builds of a model are equal: every process builds its own."""
     other = again.state_dict()
     changed = [
         name for name, value in model.state_dict().items() if not same_bits(value, other.get(name))
@@ -113,9 +108,7 @@ def check_independent(
 
 @torch.no_grad()
 def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:
-    """Raise ValueError if model or loss fail on a few public rows; for methods that may mix
-    examples.
-    """
+    """Raise ValueError if model or loss fail on a few public rows; the model may mix examples."""
     inputs, targets = test.batch(probes(test))
     model.eval()
     with naming_failures(model, inputs, targets, "test"):
@@ -124,10 +117,10 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:
-    """Public rows from all over a test split; of texts, of all lengths up to ``TOKENS``, or the
-    shortest.
+    """Numbers of PROBE_ROWS public rows from all over a test split, the longest first.
 
-    The longest is first: a batch with it is as long as that one alone.
+    Texts have at most ``TOKENS`` tokens, unless there are too few of these. The longest is first,
+    because a batch with it is as long as that text alone.
     """
     rows = test.order(torch.arange(len(test)))
     if test.lengths is not None:
@@ -137,9 +130,7 @@ def probes(test: Split) -> Int64[Tensor, " rows"]:
 
 
 def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -> None:
-    """Raise ValueError for personal parameters that are none of the model's, or would travel in
-    carriers.
-    """
+    """Raise ValueError for personal parameters that the run cannot keep at clients."""
     if not base.method.personal:
         return
     workload = base.workload

@@ -1,4 +1,4 @@
-"""Is anything wrong with the rows of a user's own data? Errors name the number of the row.
+"""Faults in the rows of a user's own data are found; errors name the number of the row.
 
 Checked before the first round, so that no client is charged for a run that must fail. The driver of
 a simulation may look at all rows. In a deployment it has the test split alone, and each client
@@ -65,8 +65,9 @@ def check_rows(base: Base) -> None:
 
 
 def check_split(split: Split, what: str) -> None:
-    """Raise ValueError, naming row and column, for inputs that are not finite: as they are stored,
-    and as the model gets them.
+    """Raise ValueError, naming row and column, for inputs that are not finite.
+
+    Inputs are checked as they are stored, and as the model gets them.
     """
     is_transformed = not isinstance(split.prepare, Prepare) or split.prepare.transform is not None
     first_row = fields_of(_stored(split, torch.arange(1))).values()
@@ -117,8 +118,9 @@ def _takes_first_row(run: Run, split: Split) -> bool:
 
 
 def _check_integers(run: Run, split: Split, what: str) -> None:
-    """Raise ValueError for a row with integers on which the model fails, such as a token that is
-    beyond its table.
+    """Raise ValueError for a row with integers on which the model fails.
+
+    An example is a token that is beyond the model's table.
     """
     inputs, _ = split.batch(torch.arange(1))
     has_floats = any(column.is_floating_point() for column in fields_of(inputs).values())

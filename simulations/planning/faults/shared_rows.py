@@ -1,14 +1,13 @@
-"""Test rows that are training rows, too: an accuracy on them says nothing of new rows, and no
-epsilon covers it.
+"""Warnings about test rows that are also training rows: accuracy on them says nothing of new rows.
 
-Rows of a user's own may be equal by chance, as those of a table with few categories are. How many
-would be, the training rows say: the share of them that equal another training row is that of new
-rows from the same source. Only clearly more than this is said. It looks at private rows, in a
-simulation alone, where one person holds all data.
+Rows may be equal by chance, such as those of a table with few categories. The training rows tell
+how many: the share of them that equal another training row is also that of new rows from the same
+source. There is a warning only for clearly more equal rows than this. The check reads private rows,
+in a simulation alone, where one person holds all data.
 
-No epsilon covers what is said. So the number of rows is for that person alone, in no file. The
-page says that there are such rows: this tells that their share is above what chance explains. At
-client level no file says even that, for there everything that others see has noise.
+No epsilon covers the warning. So the number of rows is for that person alone, in no file. The page
+only says that there are such rows, which tells that their share is above what chance explains. At
+client level no file says even that, because there everything that others see has noise.
 """
 
 import math
@@ -34,28 +33,31 @@ from fedlsg.simulations.workloads.public_data import digests
 from fedlsg.simulations.workloads.rows.loaders import is_splits
 
 AT_ONCE = 4096
-"""Rows that are looked at together."""
+"""Rows that are read together."""
 TABLE = np.uint64(2**22)
 """Entries of a table of hashes."""
 WORD = 4
 """Bytes of a word."""
 TOLERATED = 0.05
-"""Share of equal test rows above the one that chance explains, of which nothing is said."""
+"""A share of equal test rows above the one by chance that is not worth a warning."""
 RULE_OF_THREE = 3
-"""So many equal rows are within what chance has when none was seen, in 95 of 100 cases."""
+"""If none of n rows is equal, the chance of one is below 3 / n at 95 % confidence."""
 DEVIATIONS = 3.0
-"""Standard deviations of the number of equal test rows that chance may add."""
+"""Standard deviations of the number of equal test rows by chance that are allowed."""
 WHY = (
     "accuracy on them says nothing of new rows, and it is computed from private rows without "
     "noise, so that no epsilon covers it: give other test rows, or leave test out and give "
     "holdout=0.2"
 )
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+"""Whole numbers of 64 bits."""
 
 
 class Shared(NamedTuple):
-    """What is said of test rows that are training rows: in the run's files, which others may see,
-    and to the owner alone.
+    """Warnings about test rows that are training rows.
+
+    notes: for the run's files, which others may see.
+    for_owner: for the owner of the data alone.
     """
 
     notes: tuple[str, ...] = ()
@@ -63,21 +65,21 @@ class Shared(NamedTuple):
 
 
 def shared_notes(base: Base) -> Shared:
-    """A warning of test rows of a user's own that equal training rows, where chance does not
-    explain their number; or none.
+    """A warning about a user's test rows that equal training rows, more of them than by chance.
 
-    Test rows that ``holdout`` took from the training rows are other rows than these, and public
-    rows to train on have a check of their own: nothing is said of either.
+    There is none for test rows that ``holdout`` took from the training rows, and for public rows to
+    train on, which have a check of their own.
     """
     s, own = base.settings, workloads.own(base.settings.workload)
     train, test = base.workload.train, base.workload.test
     if own is None or s.holdout or s.public_rows is not None or isinstance(train, NoRows):
         return Shared()
-    if train.drawn or test.drawn:  # read twice, one row is two
-        shared, natural = _same_origins(own.train, own.test), 0.0
+    if train.drawn or test.drawn:  # one row has other values each time that it is read
+        shared, share = _same_origins(own.train, own.test), 0.0
     else:
-        shared, natural = equal_rows(train, test)
-    if not shared or not (is_one(own.train, own.test) or shared > explained(natural, train, test)):
+        shared, share = equal_rows(train, test)
+    is_many = is_one(own.train, own.test) or shared > most_by_chance(share, train, test)
+    if not shared or not is_many:
         return Shared()
     number = (
         f"{shared:,} of {len(test):,} test rows are also training rows (for you alone: this number "
@@ -88,22 +90,25 @@ def shared_notes(base: Base) -> Shared:
     return Shared(notes=(f"some test rows are also training rows: {WHY}",), for_owner=(number,))
 
 
-def explained(natural: float, train: Split, test: Split) -> float:
-    """The number of test rows that may equal training rows by chance, and a tolerance.
+def most_by_chance(share: float, train: Split, test: Split) -> float:
+    """The largest number of test rows that equal training rows and need no warning.
 
-    natural: share of the training rows that equal another one.
+    With p = min(share + 3 / n, 1) the probability of an equal row, for n training and m test rows,
+    it is m (p + TOLERATED + DEVIATIONS sqrt(p (1 - p) / m)).
+
+    share: of the training rows that equal another one.
     """
-    share = min(natural + RULE_OF_THREE / len(train), 1.0)
-    spread = DEVIATIONS * math.sqrt(share * (1 - share) / len(test))
-    return (share + TOLERATED + spread) * len(test)
+    p = min(share + RULE_OF_THREE / len(train), 1.0)
+    deviation = math.sqrt(p * (1 - p) / len(test))
+    return (p + TOLERATED + DEVIATIONS * deviation) * len(test)
 
 
 def equal_rows(train: Split, test: Split) -> tuple[int, float]:
-    """Test rows that equal a training row in inputs and targets, and the share of training rows
-    that equal another training row.
+    """The number of test rows that equal a training row, and the share of equal training rows.
 
-    Rows are compared by keyed hashes, and equal hashes by the rows: the number is exact, the share
-    up to collisions. The key is of this call alone.
+    Rows are equal if their inputs and targets are. A training row counts in the share if it equals
+    another one. Rows are compared by keyed hashes, and equal hashes by the rows themselves. So the
+    number is exact, and the share except for collisions. The key is of this call alone.
     """
     types = _common_types(train, test)
     if types is None:
@@ -126,8 +131,10 @@ def equal_rows(train: Split, test: Split) -> tuple[int, float]:
 
 
 def _places_in(known: Numbers, wanted: Numbers) -> Int64[np.ndarray, " wanted"]:
-    """The place in ``known`` of each number, -1 where it is not there. Few of many are known, so a
-    table of their last bits leaves most of them out before anything is sorted.
+    """The place in ``known`` of each wanted number; -1 for a number that is not in it.
+
+    Most of ``known`` are not wanted. So a table of the last bits of the wanted numbers leaves most
+    of them out before anything is sorted.
     """
     table = np.zeros(TABLE, dtype=bool)
     table[wanted % TABLE] = True
@@ -147,7 +154,7 @@ def is_one(train: Any, test: Any) -> bool:
 
 
 def _same_origins(train: Any, test: Any) -> int:
-    """Test rows whose places in a Dataset are those of training rows."""
+    """The number of test rows that are at the same place of one Dataset as a training row."""
     if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
         return 0
     sizes = [len(train), len(test)]  # type: ignore[arg-type]
@@ -159,12 +166,11 @@ def _same_origins(train: Any, test: Any) -> int:
 
 
 Types = Mapping[str, np.dtype[Any]]
+"""Types of arrays, by their names."""
 
 
 def _common_types(train: Split, test: Split) -> Types | None:
-    """The type in which an array of both splits is compared, by its name; None where their rows
-    have different arrays.
-    """
+    """The types in which arrays of both splits are compared; None if their arrays differ."""
     one, other = (_arrays(split, torch.arange(1)) for split in (train, test))
     shapes = [{name: array.shape for name, array in arrays.items()} for arrays in (one, other)]
     if shapes[0] != shapes[1]:
@@ -194,8 +200,10 @@ def _bytes(split: Split, rows: Int64[Tensor, " b"], types: Types) -> np.ndarray:
 
 
 def _arrays(split: Split, rows: Int64[Tensor, " b"]) -> dict[str, np.ndarray]:
-    """Stored rows as arrays by name, (b, ...), texts as digests, for they are padded, and the
-    targets. What is stored as something else is as the model gets it.
+    """Stored rows and their targets as arrays (b, ...) by name.
+
+    Texts are digests, because they are padded. Rows that are stored as something else than arrays
+    are taken as the model gets them.
     """
     stored = split.inputs[rows.numpy()]
     stored = stored if is_known(stored) else split.prepare(stored)

@@ -1,44 +1,49 @@
-"""A figure as data: charts, which hold series. A browser draws them, ``still`` where no script
-runs.
+"""A figure as data: charts, which hold series.
 
-A chart says what is drawn. Nothing here draws: ``figure.plot`` makes a figure of matplotlib, for
-notebooks and files.
+Nothing here draws. A browser draws charts by the script of a page, ``still`` draws them for pages
+without scripts, and ``figure.plot`` makes a figure of matplotlib, for notebooks and files.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from fedlsg.simulations.report.drawing.colours import BLUE, GREY
 
 Kind = Literal["line", "band", "bar", "level", "upright"]
+"""How a series is drawn: see ``Series``."""
 Unit = Literal["", "bytes", "%"]
+"""The unit of the numbers of an axis."""
 Values = Sequence[float | None]
+"""Coordinates of points; None for a point that is not drawn."""
 
 GUESSING = "guessing"
 PREDICT_THE_MEAN = "predicting the mean"
 REFERENCES = (GUESSING, PREDICT_THE_MEAN)
-"""What every model has to be better than: the last entry of a legend."""
+"""Names of what every model has to be better than: the last entry of a legend."""
 MAX_DESCRIBED_SERIES = 12
-"""Series of a chart that its words describe."""
+"""The most series of a chart that are described in words."""
 LETTERS_ACROSS = 60
 """Letters that fit below a chart."""
 MAX_DRAWN_NUMBER = 1e100
-"""Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with
-an axis of 1e308.
-"""
+"""Larger numbers are not drawn: a browser does not finish an axis that reaches to 1e308."""
 DASHES = {"-": (), "--": (6, 3), ":": (2, 3), "-.": (7, 3, 2, 3)}
-"""Pixels of dashes and gaps."""
+"""Pixels of dashes and gaps, by matplotlib's name of the line style."""
+BAR_HALF_WIDTH = 0.48
+"""Half the width of a bar, as a share of the distance between two bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """One axis.
 
-    ticks: (place, name) in place of numbers, all of them.
-    low, high: where it ends, if not at the data.
+    label: what its numbers are, with the unit; empty without.
+    log: the scale is logarithmic.
+    unit: of the numbers: bytes have names such as 1.5 MB.
+    ticks: (place, name) of all ticks; empty: ticks are at round numbers.
+    low, high: its ends; None: at the data.
     whole: ticks are whole numbers only.
     down: numbers grow downwards.
     """
@@ -54,7 +59,10 @@ class Axis:
 
 
 class Point(NamedTuple):
-    """A point that can be drawn, and the ends of its error bars, or those of its bar."""
+    """A point that can be drawn, with the ends of its error bars, or those of its bar.
+
+    low, high: ends along y. left, right: ends along x. None without an end.
+    """
 
     x: float
     y: float
@@ -66,18 +74,22 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
-    up at ``x``.
+    """Points of one name, or a reference line.
 
-    name: in the legend; an empty name is not there.
-    low, high: ends of error bars, or of a band around ``y``.
-    left, right: ends of error bars across.
-    kind: bars of one chart are stacked.
+    name: in the legend; a series with an empty name is not in it.
+    x, y: coordinates of the points. A reference has one of them, with one number.
+    low, high: ends of error bars along y, or of a band; empty without.
+    left, right: ends of error bars along x; empty without.
+    kind: ``line`` (points), ``band`` (from low to high), ``bar`` (bars of one chart are stacked),
+        ``level`` (a reference across the chart at ``y``) or ``upright`` (one up the chart at
+        ``x``).
+    colour: of all of it.
+    dashes: the line style, see ``DASHES``.
     marker: matplotlib's name of the points' marker, see ``OUTLINES``; empty: none.
     filled: markers are filled with the colour, not with white.
     line: points are joined.
-    steps: joined by a staircase that changes after each point.
-    words: one text for each point, shown next to its numbers.
+    steps: they are joined by a staircase that changes after each point.
+    words: one text for each point, shown next to its numbers; empty without.
     direct: a reference has its name on its line, not in the legend.
     """
 
@@ -100,18 +112,15 @@ class Series:
 
     @property
     def points(self) -> list[Point]:
-        """Those with two numbers."""
-        ends = (
-            end or (None,) * len(self.x) for end in (self.low, self.high, self.left, self.right)
-        )
-        columns: Iterable[Values] = (self.x, self.y, *ends)
-        return [
-            Point(*p) for p in zip(*columns, strict=False) if is_number(p[0]) and is_number(p[1])
-        ]
+        """The points that can be drawn: both coordinates are numbers."""
+        missing = (None,) * len(self.x)
+        ends = (end or missing for end in (self.low, self.high, self.left, self.right))
+        points = (Point(*p) for p in zip(self.x, self.y, *ends, strict=False))
+        return [p for p in points if is_number(p.x) and is_number(p.y)]
 
     @property
     def place(self) -> float | None:
-        """Where a reference is; None for points."""
+        """The coordinate of a reference; None for points."""
         return (self.y or self.x)[0] if self.kind in ("level", "upright") else None
 
     @property
@@ -132,8 +141,11 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has
-    a point. ``spread``: what error bars and bands are, for files, which have no caption.
+    """One pair of axes with its series.
+
+    height: in CSS pixels on a page.
+    note: text in place of points, if no series has one.
+    spread: what error bars and bands are, in words, for files, which have no caption.
     """
 
     title: str
@@ -146,30 +158,30 @@ class Chart:
 
     @property
     def has_bars(self) -> bool:
-        """Whether a series of it is bars."""
-        return any(one.kind == "bar" for one in self.series)
+        """Whether one of its series is bars."""
+        return any(series.kind == "bar" for series in self.series)
 
     @property
     def empty_note(self) -> str:
-        """The note, if no line has a point."""
-        drawn = any(is_number(y) for one in self.series if one.kind == "line" for y in one.y)
-        return "" if drawn else self.note
+        """The note, if no line has a point; else empty."""
+        lines = (series.y for series in self.series if series.kind == "line")
+        return "" if any(map(is_number, chain.from_iterable(lines))) else self.note
 
     def stacked(self) -> Iterator[tuple[Series, list[Point]]]:
-        """Each series with its points; those of bars have the ends of their bars."""
-        below: dict[float, float] = {}
-        for one in self.series:
-            points = one.points
-            if one.kind == "bar":
-                half = 0.48 * min(
-                    (b - a for a, b in pairwise(sorted({p.x for p in points}))), default=1.0
-                )
+        """Each series with its points; points of bars have the ends of their stacked bars."""
+        tops: dict[float, float] = {}  # of the bars so far, by their place
+        for series in self.series:
+            points = series.points
+            if series.kind == "bar":
+                places = sorted({p.x for p in points})
+                distance = min((b - a for a, b in pairwise(places)), default=1.0)
+                half = BAR_HALF_WIDTH * distance
                 points = []
-                for x, y, *_ in one.points:
-                    low = below.get(x, 0.0)
-                    below[x] = low + y
-                    points.append(Point(x, y, low, below[x], x - half, x + half))
-            yield one, points
+                for x, y, *_ in series.points:
+                    low = tops.get(x, 0.0)
+                    tops[x] = low + y
+                    points.append(Point(x, y, low, tops[x], x - half, x + half))
+            yield series, points
 
 
 OUTLINES = {
@@ -192,13 +204,13 @@ OUTLINES = {
 """Markers around (0, 0), as SVG has paths, by their names in matplotlib."""
 
 
-def guessing(at: float, *, upright: bool = False) -> Series:
+def guessing(place: float, *, upright: bool = False) -> Series:
     """The line at the accuracy or rate of guessing."""
-    return level(at, GUESSING, GREY, ":", upright=upright, direct=True)
+    return level(place, GUESSING, GREY, ":", upright=upright, direct=True)
 
 
 def level(
-    at: float,
+    place: float,
     name: str,
     colour: str,
     dashes: str = "--",
@@ -206,17 +218,11 @@ def level(
     upright: bool = False,
     direct: bool = False,
 ) -> Series:
-    """A line across the whole chart, or up; ``direct``: with its name on it."""
-    kind: Kind = "upright" if upright else "level"
-    return Series(
-        name=name,
-        kind=kind,
-        x=(at,) if upright else (),
-        y=() if upright else (at,),
-        colour=colour,
-        dashes=dashes,
-        direct=direct,
-    )
+    """A line across the whole chart, or up the chart; ``direct``: with its name on it."""
+    reference = Series(name=name, colour=colour, dashes=dashes, direct=direct)
+    if upright:
+        return replace(reference, kind="upright", x=(place,))
+    return replace(reference, kind="level", y=(place,))
 
 
 def spaced(
@@ -228,7 +234,7 @@ def spaced(
     """
     if not ticks:
         return ()
-    places = [math.log(at) if log else at for at, _ in ticks]
+    places = [math.log(place) if log else place for place, _ in ticks]
     across = (places[-1] - places[0]) or 1.0
     kept: list[int] = []
     for index in reversed(range(len(ticks))):
@@ -239,9 +245,7 @@ def spaced(
 
 
 def legend_of(charts: Iterable[Chart]) -> tuple[Series, ...]:
-    """The legend of some charts: the first series of each name, in the order of drawing, the
-    reference last.
-    """
+    """The legend of some charts: the first series of each name, in order, references last."""
     entries: dict[str, Series] = {}
     for chart in charts:
         for series in chart.series:
@@ -251,31 +255,32 @@ def legend_of(charts: Iterable[Chart]) -> tuple[Series, ...]:
 
 
 def share_names(charts: Sequence[Chart]) -> bool:
-    """Whether charts have one legend: some name is in two of them."""
-    names = [
-        {one.name for one in chart.series if one.name and one.name not in REFERENCES}
-        for chart in charts
-    ]
-    return len(charts) > 1 and len(set().union(*names)) < sum(map(len, names))
+    """Whether charts have one legend: a name, except for references, is in two of them."""
+    seen: set[str] = {""}
+    for chart in charts:
+        names = {series.name for series in chart.series} - {*REFERENCES, ""}
+        if names & seen:
+            return True
+        seen |= names
+    return False
 
 
 def describe(chart: Chart) -> str:
-    """What a chart shows, for a reader who cannot see it: the first and the last point of each
-    series.
-    """
+    """A chart in words, for a reader who cannot see it: the first and last point of each series."""
     axes = [
         f"Across: {chart.x.label}." if chart.x.label else "",
         f"Up: {chart.y.label or chart.title}.",
     ]
-    ends = [_ends(one, chart) for one in chart.series[:MAX_DESCRIBED_SERIES]]
-    return " ".join(part for part in (*axes, *ends, chart.note) if part)
+    ends = [_ends(series, chart) for series in chart.series[:MAX_DESCRIBED_SERIES]]
+    return " ".join(filter(None, (*axes, *ends, chart.note)))
 
 
-def _ends(one: Series, chart: Chart) -> str:
-    prefix = f"{one.name}: " if one.name else ""
-    if one.place is not None:
-        return f"{prefix or 'a line: '}{one.place:.4g}."
-    points = one.points
+def _ends(series: Series, chart: Chart) -> str:
+    """The first and the last point of a series, or the place of a reference, in words."""
+    prefix = f"{series.name}: " if series.name else ""
+    if series.place is not None:
+        return f"{prefix or 'a line: '}{series.place:.4g}."
+    points = series.points
     if not points:
         return ""
     first, last = (
@@ -285,25 +290,25 @@ def _ends(one: Series, chart: Chart) -> str:
 
 
 def _place(value: Any, axis: Axis) -> str:
+    """The name of a tick, or the number."""
     named = dict(axis.ticks)
     return " ".join(named[value].split()) if value in named else f"{float(value):.4g}"
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a point can be drawn there."""
+    """Whether a point can be drawn at this coordinate."""
     return value is not None and math.isfinite(value) and abs(value) <= MAX_DRAWN_NUMBER
 
 
 def digits(low: float, high: float) -> tuple[int, ...]:
-    """First digits of the ticks between the ends of a logarithmic axis."""
+    """First digits of the ticks of a logarithmic axis: fewer for a longer axis."""
     if high > 15 * low:
         return (1,) if high > 1000 * low else (1, 3)
     return (1, 2, 5) if high > 8 * low else (1, 2, 3, 5, 7)
 
 
 def short_bytes(value: float, _: Any = None) -> str:
-    """1500000 -> "1.5 MB"."""
-    # matplotlib's formatter passes a position, too
+    """The name of a tick in bytes: "1.5 MB". Matplotlib passes a second argument, its position."""
     for unit in ("B", "kB", "MB"):
         if abs(value) < 1000:
             return f"{value:g} {unit}"
@@ -311,34 +316,32 @@ def short_bytes(value: float, _: Any = None) -> str:
     return f"{value:g} GB"
 
 
-DEFAULT_AXIS, DEFAULT_SERIES = Axis(), Series()
-
-
 def chart_data(chart: Chart) -> dict[str, Any]:
-    """The chart for the script of a page, for JSON: what differs from the defaults."""
-    axes = {name: _given(axis, DEFAULT_AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}
-    series = [
-        _given(one, DEFAULT_SERIES) | {"dash": list(DASHES[one.dashes])} for one in chart.series
-    ]
+    """The chart for the script of a page, for JSON: fields that differ from the defaults."""
     return {
         "title": chart.title,
         "height": chart.height,
         "note": chart.note,
-        **axes,
-        "series": series,
+        "x": _differing(chart.x, Axis()),
+        "y": _differing(chart.y, Axis()),
+        "series": [
+            _differing(series, Series()) | {"dash": list(DASHES[series.dashes])}
+            for series in chart.series
+        ],
     }
 
 
-def _given(one: Axis | Series, plain: Axis | Series) -> dict[str, Any]:
-    found = {name: value for name, value in vars(one).items() if value != getattr(plain, name)}
+def _differing(part: Axis | Series, default: Axis | Series) -> dict[str, Any]:
+    """The fields that differ from the defaults, with rounded numbers."""
     return {
         name: _rounded(value) if isinstance(value, Sequence) else value
-        for name, value in found.items()
+        for name, value in vars(part).items()
+        if value != getattr(default, name)
     }
 
 
 def _rounded(values: Any) -> Any:
-    """Numbers with six digits, as many as a screen has; None for what cannot be drawn."""
+    """Numbers with six digits, which a screen can show; None for those that cannot be drawn."""
     if isinstance(values, str):
         return values
     if isinstance(values, Sequence):

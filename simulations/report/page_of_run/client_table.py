@@ -1,5 +1,4 @@
-"""What a run says of each client, as a table and a figure: epsilon, and what its part of the test
-split shows.
+"""The clients of a run as a table and a figure: epsilon, and results on their parts of test.
 
 Rows are those of clients.csv, or ``by_client`` of summary.json, the worst client first.
 Their keys are declared in storage/results.py and made in server/client_rows.py.
@@ -18,9 +17,9 @@ from fedlsg.simulations.storage.atomic_files import Record
 
 Rows = Sequence[Record]
 ON_TERMINAL, ON_PAGE = 20, 200
-"""Rows of a table, at most: the first ones, which are the worst clients."""
+"""The most rows of a table: the first ones, which are the worst clients."""
 BARS = 60
-"""Bars at most; of more clients a figure has a line."""
+"""The most bars of a figure; for more clients it has a line."""
 LETTERS = 16
 """Letters of a name below a bar."""
 CAPTION = (
@@ -61,8 +60,9 @@ def client_table(rows: Rows, most: int, title: str = "") -> Table:
 
 
 def _left_words(left: float) -> str:
-    """Epsilon left, rounded down to 3 places: the tiny rest that calibration leaves shows as 0,
-    because no round fits into it.
+    """Epsilon left, rounded down to 3 places.
+
+    The tiny rest that calibration leaves shows as 0, because no round fits into it.
     """
     return f"{math.floor(1000 * left) / 1000:g}"
 
@@ -79,8 +79,9 @@ def _tick_name(row: Record) -> str:
 
 
 def client_parts(rows: Rows, chance: float | None) -> list[Part]:
-    """The figure, where clients were evaluated, and the table, for a page; nothing without rows.
-    ``chance``: the accuracy of guessing.
+    """The figure, if clients were evaluated, and the table, for a page; empty without rows.
+
+    chance: the accuracy of guessing; None if it is not known.
     """
     if not rows:
         return []

@@ -1,16 +1,17 @@
-"""What a run was trained on, as facts for its page: files, columns, classes, rows of the clients.
+"""Facts about the data of a run, for its page: files, columns, classes, rows of the clients.
 
 All of it is public: columns and classes are those of the test split, and N_k is in the ledgers.
-What only the owner may see, names and rows of each client, is in clients.csv.
+Names and rows of each client, which only the owner may see, are in clients.csv.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedlsg.simulations.report.words import printable
 from fedlsg.simulations.storage.results import Result
 
 SHOWN = 20
-"""Names of columns or classes on a page, at most."""
+"""The most names of columns or classes on a page."""
 
 
 def data_facts(result: Result) -> dict[str, str]:
@@ -28,8 +29,9 @@ def data_facts(result: Result) -> dict[str, str]:
     return {name: words for name, words in facts.items() if words}
 
 
-def _rows_words(rows: dict[str, int]) -> str:
-    counted, least, most = str(rows["counted"]), rows["fewest"], rows["most"]
+def _rows_words(rows: Mapping[str, Any]) -> str:
+    """How many rows the clients have, in words."""
+    counted, least, most = rows["counted"], rows["fewest"], rows["most"]
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     clients = rows["clients"]
     if clients == 1:
@@ -38,6 +40,7 @@ def _rows_words(rows: dict[str, int]) -> str:
 
 
 def _names_words(result: Result) -> str:
+    """Where the names of clients are."""
     if result.settings.get("show_names"):
         return "shown by the names that the data give them"
     return (

@@ -1,5 +1,7 @@
-"""report.html of one run, written at its end. It answers four questions, in this order: is it
-private, does it work, what did it cost, what would help; then how it was made, and every setting.
+"""report.html of one run, written at its end.
+
+It answers four questions, in this order: is it private, does it work, what did it cost, what would
+help. Then it says how the run was made, and every setting.
 """
 
 import logging
@@ -76,7 +78,7 @@ log = logging.getLogger(__name__)
 PLACES = frozenset({*FOLDERS, "public_rows"})
 """Settings that name, or may name, folders of this machine."""
 NAME_FILES = (*MAY_NAME_FILES, "pretrained", "start_from", "features", "callbacks", "availability")
-"""Settings of which a page shows the name of a file, without its folder."""
+"""Settings whose file a page shows by its name, without its folder."""
 EACH = "One point a round."
 SHARE = "Accuracy is the share of test examples that the model classifies correctly."
 DOTTED = "The dotted line is {}."
@@ -95,8 +97,11 @@ TIMED = (
 TYPED = "What was given; all else is by default, or by the rule:"
 AGAIN = "This command gives every setting that is not at its default, whatever the rule says later:"
 COST = ("values sent", "transfer", "empty rounds", "simulated time", "selected clients")
+"""Facts of ``outcome`` in the section of the cost; cards have bytes and time."""
 MADE_OF = ("features", "carriers")
-"""Facts of ``outcome`` by the question that they answer; the others are cards."""
+"""Facts of ``outcome`` in the section of the quality; cards have what was measured."""
+MAX_LISTED = 20
+"""The most clients that are listed in a command, each with its epsilon."""
 
 
 def write_run_page(run: RunDir) -> None:
@@ -113,19 +118,18 @@ def write_run_page(run: RunDir) -> None:
 
 
 def run_page(result: Result, *, against: Result | None = None, follow: str = "") -> str:
-    """The page of one run, finished or not. ``against``: a run without privacy; ``follow``: as in
-    ``render``.
+    """The page of one run, finished or not.
+
+    against: a run without privacy; None without.
+    follow: as in ``render``.
     """
     settings = {
-        name: value
+        name: _without_folders(name, value)
         for name, value in result.settings.items()
         if value is not None and name not in PLACES
     }
-    settings = {name: _without_folders(name, value) for name, value in settings.items()}
-    typed, again = (
-        Code(text=typed_command(result), note=TYPED),
-        Code(text=command(result) if is_named(result) else "", note=AGAIN),
-    )
+    typed = Code(text=typed_command(result), note=TYPED)
+    again = Code(text=command(result) if is_named(result) else "", note=AGAIN)
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     progress = progress_meter(result)
     return render(
@@ -154,9 +158,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
 
 
 def _title_of(result: Result, settings: Summary) -> str:
-    """Workload, method and seed; data of a user's own without a name are those of a file or folder
-    of train.
-    """
+    """Workload, method and seed; for unnamed data of a user's own, the file or folder of train."""
     name = str(settings["workload"])
     if name == MODEL and (train := result.start.get("arguments", {}).get("train")):
         name = f"own data ({printable(train[1:-1])})"
@@ -174,35 +176,32 @@ def _made(result: Result, *commands: Code) -> Section:
 
 
 def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
-    """The figure, if there is a chart; three in a row where two would leave one alone."""
+    """The figure, if there is a chart; three charts in a row if two would leave one alone."""
     columns = 3 if len(charts) in (3, 5) else 2
     return [interactive(charts, caption, columns=columns)] if charts else []
 
 
 def _privacy(result: Result) -> list[Part]:
-    """For whom and against whom, with how much noise; what rho means, where there is noise."""
-    cards, said = privacy_tiles(result), list[Part]()
+    """Of whom and against whom epsilon is, the budget, and what rho means."""
+    parts = _cards(privacy_tiles(result))
+    if before := started_words(result):
+        parts.append(Text(words=before))
     if budget := budget_meter(result):
-        said = [budget]
+        parts.append(budget)
     elif result.private and result.summary["trust"] != "client":
         line = privacy_line(result.summary)
-        said = [Text(words=f"{line[:1].upper()}{line[1:]}.")]
-        said += facts_if_any(_chosen(result, ("readers",)))
-    if before := started_words(result):
-        said = [Text(words=before), *said]
-    rho = list[Part]()
-    if length := result.summary.get("rho"):
+        parts.append(Text(words=f"{line[:1].upper()}{line[1:]}."))
+        parts += facts_if_any(_chosen(result, ("readers",)))
+    if rho := result.summary.get("rho"):
         fewer = (result.saved or 1.0) > FEWER_BYTES
         secure = result.summary["trust"] != "client"
-        words = rho_words(length, fewer=fewer, secure=secure)
-        rho = [Text(words=f"{words[:1].upper()}{words[1:]}", style="note")]
-    return [*_cards(cards), *said, *rho]
+        words = rho_words(rho, fewer=fewer, secure=secure)
+        parts.append(Text(words=f"{words[:1].upper()}{words[1:]}", style="note"))
+    return parts
 
 
 def started_words(result: Result) -> str:
-    """What a run that starts from another one counts in addition to its own rounds; empty for
-    another run.
-    """
+    """The epsilon and rounds of the run that a run starts from, in words; empty without one."""
     before = result.start.get("before")
     if not before:
         return ""
@@ -216,13 +215,12 @@ def started_words(result: Result) -> str:
 
 
 def _cards(cards: Sequence[Tile]) -> list[Part]:
+    """The cards as a part, if there are some."""
     return [Tiles(tiles=tuple(cards))] if cards else []
 
 
 def _quality(result: Result, against: Result | None) -> list[Part]:
-    """What was measured, against guessing or predicting the mean: round by round, and of each class
-    and client.
-    """
+    """What was measured, compared with guessing or the mean: by round, class and client."""
     drawn, verdict = quality(result, against), works(result)
     words = [EACH, *([SHARE] if result.accuracy is not None else []), *_references(drawn)]
     chance = None if result.chance is None else result.chance.level
@@ -252,20 +250,21 @@ def gap_words(result: Result, against: Result | None) -> str:
 
 
 def _references(drawn: Sequence[Chart]) -> list[str]:
-    """What the dotted line of some charts is."""
+    """A sentence about the dotted lines of some charts, if there are any."""
     names = dict.fromkeys(
-        one.name for chart in drawn for one in chart.series if one.name in REFERENCES
+        series.name for chart in drawn for series in chart.series if series.name in REFERENCES
     )
-    said = {
+    words = {
         GUESSING: "the accuracy of guessing",
         PREDICT_THE_MEAN: "what predicting the mean of the test targets reaches",
     }
-    return [DOTTED.format(" and ".join(said[name] for name in names))] if names else []
+    return [DOTTED.format(" and ".join(map(words.__getitem__, names)))] if names else []
 
 
 def works(result: Result) -> str:
-    """Whether a finished run is better than guessing, or than predicting the mean; empty where the
-    headline says it, and where it is not known.
+    """How much better a finished run is than guessing, or than predicting the mean, in words.
+
+    Empty if the headline says it, or if it is not known.
     """
     if not result.done:
         return ""
@@ -285,7 +284,7 @@ def works(result: Result) -> str:
 
 
 def _cost(result: Result) -> list[Part]:
-    """Bytes, time, and the score against privacy and bytes; who took part, where not all did."""
+    """Bytes, time, the score against privacy and bytes, and who took part unless all did."""
     spent, who = costs(result), clients(result)
     timed = TIMED if any(row.simulated for row in result.rows) else ""
     return [
@@ -297,20 +296,20 @@ def _cost(result: Result) -> list[Part]:
 
 
 def _help(result: Result, against: Result | None) -> list[Part]:
-    """Hints; that there is none, of a finished run."""
+    """Hints for a finished run, or that there are none."""
     if not result.done:
         return []
-    found = hints(result, against=against)
-    return [Facts(rows=tuple(found))] if found else [Text(words=NOTHING)]
+    rows = hints(result, against=against)
+    return [Facts(rows=tuple(rows))] if rows else [Text(words=NOTHING)]
 
 
 def _chosen(result: Result, names: Iterable[str]) -> dict[str, str]:
-    """These facts of a finished run; the transfer on one link if the reader named one."""
+    """The named facts of a finished run; the transfer is for the link that the reader named."""
     if not result.done:
         return {}
     words = outcome(result.summary)
-    if said := values_line(result.summary):
-        words["values sent"] = said
+    if values := values_line(result.summary):
+        words["values sent"] = values
     if result.transfer is not None:
         words["transfer"] = f"{result.transfer:.3g} s on {result.link}"
     return {name: words[name] for name in names if name in words}
@@ -330,72 +329,80 @@ def _data(result: Result) -> Section:
 
 
 def command(result: Result) -> str:
-    """The ``fedlsg run`` command with these settings, without the folders of this machine, and
-    without settings that have no effect, which a run refuses where they are given.
+    """The ``fedlsg run`` command with all settings of the run that are not at their defaults.
+
+    It has no folders of this machine, and no settings without effect, which a run would refuse.
     """
-    idle = without_effect(result.settings)
+    left_out = {*PLACES, *without_effect(result.settings), "workload"}
     words = ["fedlsg", "run", shown(str(result.settings["workload"]))]
-    for name, given in result.settings.items():
-        usual = RUN[name].default if name in RUN else None
-        if given != usual and name not in {*PLACES, *idle, "workload"}:
-            value = _without_folders(name, given)
+    for name, value in result.settings.items():
+        default = RUN[name].default if name in RUN else None
+        if value != default and name not in left_out:
+            value = _without_folders(name, value)
             words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
 
 
 def typed_command(result: Result) -> str:
-    """What the user gave, as a command, or as a call where workload or method have no name that a
-    command knows; empty where it is not on record. What each client has is by its number, and left
-    out where clients have names, which others may read here, and where they are many.
+    """What the user gave, as a command; empty if it is not on record.
+
+    It is a call in Python if workload or method have no name that a command knows. The epsilons and
+    deltas of clients are by number. They are left out if clients have names, which others may read
+    here, or if there are many clients.
     """
     given, settings = result.start.get("given"), result.settings
     if given is None:
         return ""
-    values: dict[str, Any] = {}
-    for name, word in given.items():
-        own = settings.get(f"client_{name}s") if name in ("epsilon", "delta") else None
-        value = settings.get("from_preset" if name == "preset" else name)
-        if name in PLACES or value is None:
-            continue
-        if name in ("client_epsilons", "client_deltas") or (
-            own is not None and f"client_{name}s" not in given
-        ):
-            setting = name if own is None else f"client_{name}s"
-            values[setting] = _by_number(result, setting)
-        else:
-            values[name] = word or _without_folders(name, value)
-    if "method" in (settings.get("auto") or "").split():
-        values.pop("method", None)
-    if "engine" in values and settings.get("engine") != "flower":
-        values.pop("engine")  # it changes no number
+    values = _typed_values(result, given)
     workload = shown(str(values.pop("workload", settings["workload"])))
     if is_named(result):
         words = ["fedlsg", "run", workload]
         for name, value in values.items():
-            dashed = f"--{name.replace('_', '-')}"
-            words += (
-                ["-c", f"{name}={str(value).lower()}"]
-                if isinstance(value, bool)
-                else [dashed, f"{value:g}" if isinstance(value, float) else str(value)]
-            )
+            if isinstance(value, bool):
+                words += ["-c", f"{name}={str(value).lower()}"]
+            else:
+                option = f"--{name.replace('_', '-')}"
+                words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
         return shlex.join(words)
     if "method" in values:
         values = {"method": shown(str(values["method"])), **values}
     of_data = result.start.get("arguments", {})
-    typed = {**of_data, **{name: repr(value) for name, value in values.items()}, **of_data}
-    words = [f"{name}={as_typed}" for name, as_typed in typed.items()]
+    # arguments of the data come first, and win over settings of one name
+    texts = {**of_data, **{name: repr(value) for name, value in values.items()}, **of_data}
+    words = [f"{name}={text}" for name, text in texts.items()]
     return f"fedlsg.simulate({', '.join(['...', *words])})"
 
 
-LISTED = 20
-"""So many clients are listed in a command, each with its epsilon."""
+def _typed_values(result: Result, given: Summary) -> dict[str, Any]:
+    """The values of the settings that the user gave, without those that change no number.
+
+    given: by setting, the word that stands for its value; empty: the value itself.
+    """
+    settings = result.settings
+    values: dict[str, Any] = {}
+    for name, word in given.items():
+        value = settings.get("from_preset" if name == "preset" else name)
+        if name in PLACES or value is None:
+            continue
+        own = f"client_{name}s"  # of epsilon and delta: the setting of each client's own
+        if name in ("client_epsilons", "client_deltas"):
+            values[name] = _by_number(result, name)
+        elif name in ("epsilon", "delta") and own not in given and settings.get(own) is not None:
+            values[own] = _by_number(result, own)
+        else:
+            values[name] = word or _without_folders(name, value)
+    if "method" in (settings.get("auto") or "").split():
+        values.pop("method", None)
+    if settings.get("engine") != "flower":
+        values.pop("engine", None)
+    return values
 
 
 def _by_number(result: Result, setting: str) -> str:
-    """A setting of the clients' own epsilons or deltas, to copy; dots where it is left out."""
+    """Each client's own epsilon or delta as a text to copy; dots if it is left out."""
     what = "epsilon" if setting == "client_epsilons" else "delta"
     numbers = numbered(str(result.settings[setting]), what)
-    if result.start.get("rows", {}).get("named", True) or len(numbers) > LISTED:
+    if result.start.get("rows", {}).get("named", True) or len(numbers) > MAX_LISTED:
         return "..."
     return ", ".join(f"#{client}={value:g}" for client, value in numbers.items())
 
@@ -408,14 +415,12 @@ def _without_folders(name: str, value: Any) -> Any:
 
 
 def _warnings(result: Result) -> list[str]:
-    """What a reader must not overlook."""
-    found = []
+    """Sentences that a reader must not overlook."""
+    warnings = []
     if not result.done and result.status != "running":
-        found.append(
-            f"{result.status}: "
-            f"{result.reason or 'this run is not finished; continue it with fedlsg resume'}"
-        )
-    found += row_warnings([result])
+        why = result.reason or "this run is not finished; continue it with fedlsg resume"
+        warnings.append(f"{result.status}: {why}")
+    warnings += row_warnings([result])
     if result.done and result.reason:
-        found.append(f"stopped early: {result.reason}")
-    return found
+        warnings.append(f"stopped early: {result.reason}")
+    return warnings

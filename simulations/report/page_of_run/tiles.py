@@ -1,6 +1,4 @@
-"""The numbers of a run's page as cards: how private and for whom, how accurate, how many bytes, how
-long; and how far a run is that goes on.
-"""
+"""The numbers of a run's page as cards: privacy, accuracy, bytes and time; and its progress."""
 
 import math
 from collections.abc import Iterable
@@ -29,14 +27,13 @@ from fedlsg.simulations.storage.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
 RECENT = 10
-"""The time left follows from so many rounds, the last ones."""
+"""The time left follows from this many rounds, the last ones."""
 WAYS = {"sent by clients": "uplink", "sent to clients": "downlink"}
+"""Names of the cards of bytes, and of their numbers in the summary."""
 
 
 def privacy_badge(result: Result) -> tuple[str, Badge]:
-    """Private, not private, or private for some readers only: the server is trusted, or clients
-    know each other's.
-    """
+    """The badge of a run: private, not private, or private against some readers only."""
     summary = result.summary
     if not result.done:
         return ("running" if result.status == "running" else "not finished", "limited")
@@ -73,64 +70,66 @@ def check_against(result: Result, against: Result) -> None:
 
 
 def quality_tiles(result: Result, against: Result | None = None) -> list[Tile]:
-    """What was measured on the test split, next to guessing or predicting the mean; of accuracy
-    also ``against``, a run without privacy.
+    """Cards of what was measured on the test split, compared with guessing or the mean.
+
+    against: a run without privacy, whose accuracy has a card; None without.
     """
     rows = "on held-out training rows" if result.held_out else "on the test split"
-    so_far, found = "" if result.done else " so far", []
+    so_far = "" if result.done else " so far"
+    tiles = list[Tile]()
     if result.accuracy is not None:
-        note = (
-            rows if result.chance is None else f"{rows}; guessing: {percent(result.chance.level)}"
-        )
+        note = rows
+        if result.chance is not None:
+            note += f"; guessing: {percent(result.chance.level)}"
         name = "accuracy" if result.held_out else "test accuracy"
-        found.append(Tile(name=f"{name}{so_far}", value=percent(result.accuracy), note=note))
+        tiles.append(Tile(name=f"{name}{so_far}", value=percent(result.accuracy), note=note))
         if against is not None:
             without, note = percent(against.accuracy), f"the run {against.name}"
-            found.append(Tile(name="without privacy", value=without, note=note))
+            tiles.append(Tile(name="without privacy", value=without, note=note))
     mean = result.summary.get("predict_the_mean", {})
     loss = result.summary.get("loss", _last(row.loss for row in result.rows))
     if loss is not None:
-        note = _beside("smaller is better", mean.get("loss"))
-        found.append(Tile(name=f"test loss{so_far}", value=f"{float(loss):.4g}", note=note))
-    measured = result.summary.get("metrics") or (result.rows[-1].metrics if result.rows else {})
-    for name, value in measured.items():
+        note = _with_mean("smaller is better", mean.get("loss"))
+        tiles.append(Tile(name=f"test loss{so_far}", value=f"{float(loss):.4g}", note=note))
+    metrics = result.summary.get("metrics") or (result.rows[-1].metrics if result.rows else {})
+    for name, value in metrics.items():
         if value is not None:
-            note = _beside(direction(name), mean.get("metrics", {}).get(name))
-            found.append(Tile(name=f"{name}{so_far}", value=f"{float(value):.4g}", note=note))
-    if said := result.summary.get("accuracy_by_client"):
-        who = [client_words(row) for row in result.summary.get("by_client", ())[:1]]
-        note = "; ".join([*who, f"mean of the clients: {percent(said['mean'])}"])
-        found.append(Tile(name="worst client", value=percent(said["worst"]), note=note))
-    return found
+            note = _with_mean(direction(name), mean.get("metrics", {}).get(name))
+            tiles.append(Tile(name=f"{name}{so_far}", value=f"{float(value):.4g}", note=note))
+    if spread := result.summary.get("accuracy_by_client"):
+        worst = [client_words(row) for row in result.summary.get("by_client", ())[:1]]
+        note = "; ".join([*worst, f"mean of the clients: {percent(spread['mean'])}"])
+        tiles.append(Tile(name="worst client", value=percent(spread["worst"]), note=note))
+    return tiles
 
 
 def _last(values: Iterable[float | None]) -> float | None:
+    """The last number that is not None."""
     return next((value for value in reversed([*values]) if value is not None), None)
 
 
-def _beside(words: str, mean: float | None) -> str:
+def _with_mean(words: str, mean: float | None) -> str:
     """A note, with what predicting the mean reaches."""
-    known = "" if mean is None else f"{PREDICT_THE_MEAN}: {round(mean, 6) + 0.0:.4g}"
-    return "; ".join(filter(None, (words, known)))
+    # rounded, and 0.0 added, so that a tiny negative number is not shown as -0
+    reached = "" if mean is None else f"{PREDICT_THE_MEAN}: {round(mean, 6) + 0.0:.4g}"
+    return "; ".join(filter(None, (words, reached)))
 
 
 def direction(name: str) -> str:
-    """Which values of a metric are better, where its name says so."""
-    found = higher_is_better(name)
-    return "" if found is None else "larger is better" if found else "smaller is better"
+    """Which values of a metric are better, in words; empty if its name does not tell."""
+    words = {None: "", True: "larger is better", False: "smaller is better"}
+    return words[higher_is_better(name)]
 
 
 def privacy_tiles(result: Result) -> list[Tile]:
-    """Epsilon, delta, who reads, and the noise; of an unfinished run what is spent so far."""
+    """Cards of epsilon, noise and budget; for an unfinished run, what is spent so far."""
     summary, settings = result.summary, result.settings
     if not result.done:
         return _spent_so_far(result)
     if not result.private:
-        why = (
-            "the noise can be repeated"
-            if summary.get("reproducible")
-            else "no finite epsilon is claimed"
-        )
+        why = "no finite epsilon is claimed"
+        if summary.get("reproducible"):
+            why = "the noise can be repeated"
         return [Tile(name="epsilon", value="none", note=why, style="bad")]
     spent = epsilon_words(float(summary["epsilon_max"]))
     tiles = [
@@ -178,20 +177,23 @@ def _spent_so_far(result: Result) -> list[Tile]:
 
 
 def _reader(summary: Summary) -> str:
-    """Whom the epsilon protects against."""
+    """Whom the epsilon protects against, in words."""
     if summary["trust"] == "server":
         return "against readers of the weights, not against the server"
     if summary["trust"] not in SHARED or not strongest(summary):
         return "against everybody who reads the messages: server, other clients, outside"
-    return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
+    # "epsilon 1.234 against ...; ...": the first reader, without the number
+    return readers_line(summary).partition("; ")[0].split(" ", 2)[2]
 
 
 def cost_tiles(result: Result) -> list[Tile]:
-    """Bytes up and down, and the time with its largest parts; nothing of a run whose server keeps
-    them to itself.
+    """Cards of the bytes up and down, and of the time with its largest parts.
+
+    There are none of bytes if the server keeps them secret.
     """
     summary, rows, tiles = result.summary, result.rows, list[Tile]()
-    for name, way in WAYS.items() if rows and all(row.shows_participation for row in rows) else ():
+    shows_bytes = rows and all(row.shows_participation for row in rows)
+    for name, way in WAYS.items() if shows_bytes else ():
         sent, dense = summary.get(f"{way}_bytes"), summary.get(f"{way}_bytes_dense")
         if sent is not None and dense is not None:
             note = against_dense(float(dense), sent) + wire_words(summary, way)
@@ -210,7 +212,7 @@ def cost_tiles(result: Result) -> list[Tile]:
 
 
 def progress_meter(result: Result) -> Meters | None:
-    """How far a run is that has not ended, with the time left."""
+    """The rounds of a run that has not ended, with the time left; None for a finished run."""
     planned, rows = result.settings.get("rounds"), result.rows
     if result.done or not isinstance(planned, int) or planned < 1:
         return None
@@ -220,7 +222,7 @@ def progress_meter(result: Result) -> Meters | None:
 
 
 def budget_meter(result: Result) -> Meters | None:
-    """What is spent of the budget of a run that has not ended."""
+    """The spent part of the budget of a run that has not ended; None without a budget."""
     budget, spent, settings = result.epsilon_target, result.epsilon_max, result.settings
     if result.done or not budget or spent is None or not math.isfinite(spent):
         return None
@@ -232,7 +234,7 @@ def budget_meter(result: Result) -> Meters | None:
 
 
 def _rounds_words(result: Result, done: int, planned: int) -> str:
-    """Rounds, and the time left at the pace of the last ones while the run goes on."""
+    """Rounds in words; for a run that goes on, with the time left at the pace of the last ones."""
     words = f"{done} of {planned}"
     recent = [row.seconds for row in result.rows[-RECENT:] if row.seconds]
     if result.status != "running" or not recent:

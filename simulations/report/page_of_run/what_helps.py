@@ -1,7 +1,7 @@
-"""What would help a run, from what is on record of it: its curve, its noise, its budget.
+"""Hints that may help a run, from its record: its curve, its noise, its budget.
 
 Each hint is a name and a sentence that says what was seen and what to change. It follows from
-numbers that the page shows; it never reads data. A hint is no promise: it was not tried.
+numbers that the page shows, and never reads data. No hint was tried, so none is a promise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_er
 from fedlsg.user_code import is_reference
 
 ENOUGH = 8
-"""With fewer evaluated rounds, a curve does not show how it ends."""
+"""The least evaluated rounds of a curve that shows how it ends."""
 PART = 4
-"""The end of a curve is one part in so many, as is the stretch before it."""
+"""The end of a curve is a quarter of it, as is the stretch before the end."""
 CLEAR = 2.0
-"""Standard errors of a difference between two stretches that count as a change."""
+"""A difference between two stretches is a change if it is more than this many standard errors."""
 SMALL = 0.03
 """A change of less than this share of the value counts as no change."""
 BEST = 0.995
-"""Accuracy from which on nothing is left to gain."""
+"""The accuracy from which on nothing is left to gain."""
 FEWER_BYTES = 1.05
-"""Times as many bytes of a dense update from which on a method sends less."""
+"""A method sends fewer bytes if a dense update has more than this many times as many."""
 SENDS_MORE = ("dpsgd", "probe")
 """Methods that were the most accurate of those that were measured, the dense one first."""
 PLOTS = 'pip install "fedlsg[plots]"'
@@ -38,15 +38,18 @@ UNSPENT = 0.9
 HIDDEN = 1.0
 """rho above which the noise of a step is longer than the clip norm."""
 FAR_BEHIND = 0.1
-"""Accuracy by which the worst client is behind the mean for a hint."""
+"""There is a hint if the worst client's accuracy is behind the mean by more than this."""
 Hint = tuple[str, str]
 """What to try, and why."""
 NOTHING = "Nothing on record says that a setting should be changed."
 
 
 class End(NamedTuple):
-    """The last part of a curve next to the part before it: their means and the standard error of
-    the difference.
+    """The last part of a curve, compared with a part before it.
+
+    rounds: of each part.
+    before, last: the means of the two parts.
+    error: the standard error of their difference.
     """
 
     rounds: int
@@ -72,13 +75,21 @@ def end_of(values: Sequence[float], rounds: Sequence[int]) -> End | None:
         return None
     size = max(2, len(values) // PART)
     before, last = values[-2 * size : -size], values[-size:]
+    return _compare(before, last, rounds)
+
+
+def _compare(before: Sequence[float], last: Sequence[float], rounds: Sequence[int]) -> End:
+    """Two parts of one length of a curve; ``rounds``: of the whole curve."""
+    size = len(last)
     error = sum(stdev(part) ** 2 / size for part in (before, last)) ** 0.5
     return End(rounds[-1] - rounds[-size - 1], fmean(before), fmean(last), error)
 
 
 class Turn(NamedTuple):
-    """The lowest part of a curve that rose since: its first and last round, and that part next to
-    the end of the curve.
+    """The lowest part of a curve that has risen since.
+
+    first, last: the rounds of that part.
+    since: the end of the curve, compared with that part.
     """
 
     first: int
@@ -87,29 +98,28 @@ class Turn(NamedTuple):
 
 
 def turn_of(values: Sequence[float], rounds: Sequence[int]) -> Turn | None:
-    """Where a curve was clearly lower than at its end; None where it was not, and for a short one.
+    """The part of a curve that was clearly lower than its end; None without, and for a short curve.
 
-    Parts of several lengths are looked at, the longest first: a long one hides a turn near the end.
+    Parts of several lengths are tried, the longest first: a long one hides a turn near the end.
     """
     if len(values) < ENOUGH:
         return None
     sizes = [len(values) // (PART * times) for times in (1, 2, 4)]
     for size in [max(2, sizes[0]), *(size for size in sizes[1:] if size >= ENOUGH)]:
-        means = [fmean(values[at : at + size]) for at in range(len(values) - size + 1)]
-        best = min(range(len(means)), key=means.__getitem__)
+        starts = range(len(values) - size + 1)
+        best = min(starts, key=lambda start: fmean(values[start : start + size]))
         if best + size > len(values) - size:
-            continue
-        before, last = values[best : best + size], values[-size:]
-        error = sum(stdev(part) ** 2 / size for part in (before, last)) ** 0.5
-        since = End(rounds[-1] - rounds[-size - 1], means[best], means[-1], error)
+            continue  # it overlaps with the end
+        since = _compare(values[best : best + size], values[-size:], rounds)
         if since.rises:
             return Turn(rounds[best], rounds[best + size - 1], since)
     return None
 
 
 def is_named(result: Result) -> bool:
-    """Whether a command finds workload and method by their names: those of a script or notebook
-    have none, and their runs go on in Python alone.
+    """Whether a command finds workload and method by their names.
+
+    Those of a script or notebook have none: their runs can be continued in Python alone.
     """
     known = (*workloads.names(), *strategies.names())
     return all(
@@ -119,8 +129,9 @@ def is_named(result: Result) -> bool:
 
 
 def hints(result: Result, *, against: Result | None = None) -> list[Hint]:
-    """What to try, the most telling first; nothing of a run that has not ended. ``against``: a run
-    without privacy on the same data.
+    """What to try, the most important first; empty for a run that has not ended.
+
+    against: a run without privacy on the same data; None without.
     """
     return list(_hints(result, against=against)) if result.done else []
 
@@ -132,7 +143,7 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
         return
     for note in result.start.get("notes", ()):
         yield "Said before the run", f"{note}."
-    loss = next((one for one in curves(result) if one.name == "test loss"), None)
+    loss = next((curve for curve in curves(result) if curve.name == "test loss"), None)
     losses = () if loss is None else loss.values
     if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
         yield "Away from guessing", f"{line[:1].upper()}{line[1:]}."
@@ -170,7 +181,7 @@ def _against_no_privacy(result: Result) -> str:
 
 
 def _further(result: Result, rounds: int) -> str:
-    """How a run that has ended trains to so many rounds, and what that spends."""
+    """How to train a run that has ended up to so many rounds, and what that spends, in words."""
     if result.deployed:
         return (
             f"Start another run with rounds = {rounds} in the run config: this one has ended, and "
@@ -222,7 +233,7 @@ def _of_the_end(result: Result, loss: Curve) -> Iterator[Hint]:
 
 
 def _fewer_rounds(result: Result) -> str:
-    """What keeps a loss from rising, of what this run has not."""
+    """What may keep a loss from rising and was not used in this run, in words."""
     fewer = (
         "Fewer rounds at the same epsilon have less noise in each"
         if result.private
@@ -233,9 +244,7 @@ def _fewer_rounds(result: Result) -> str:
 
 
 def _smaller_epsilon(result: Result, against: Result | None) -> Hint | None:
-    """Of a private run that lacks nothing: all test rows are right, or as many as without
-    privacy.
-    """
+    """A hint for a private run whose accuracy is about 100 %, or as high as without privacy."""
     chance, accuracy, budget = result.chance, result.accuracy, result.epsilon_target
     if not result.private or accuracy is None or chance is None:
         return None
@@ -250,8 +259,11 @@ def _smaller_epsilon(result: Result, against: Result | None) -> Hint | None:
 
 
 class Lost(NamedTuple):
-    """Accuracy without privacy, how much more it is, and whether that is within a standard
-    error.
+    """What privacy costs a run.
+
+    without: the accuracy without privacy.
+    points: how much higher that is; in 0..1.
+    level: whether the difference is within the standard error of the test split.
     """
 
     without: float
@@ -260,22 +272,25 @@ class Lost(NamedTuple):
 
 
 def lost_to_privacy(result: Result, against: Result | None) -> Lost | None:
-    """How far a run is behind one without privacy; None where either accuracy is not known. The
-    standard error is the larger one of both on the test split.
+    """How far a run is behind one without privacy; None if either accuracy is not known.
+
+    The standard error is the larger one of both, on the test split.
     """
     if against is None or against.accuracy is None or result.accuracy is None:
         return None
     lost, chance = against.accuracy - result.accuracy, result.chance
     level = lost <= 0
     if chance is not None:
-        both = [standard_error([one], chance) for one in (result.accuracy, against.accuracy)]
-        level = lost <= max(both)
+        level = lost <= max(
+            standard_error([result.accuracy], chance), standard_error([against.accuracy], chance)
+        )
     return Lost(against.accuracy, lost, level)
 
 
 def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
-    """A method that sends fewer values than the model has, where a step's noise is short: then
-    fewer values hide less noise than they lose.
+    """A hint for a method that sends fewer values than the model has, if its noise is short.
+
+    Then fewer values save less noise than they lose in accuracy.
     """
     rho, saved, settings = result.summary.get("rho"), result.saved, result.settings
     if not result.private or rho is None or rho > HIDDEN or result.method == SENDS_MORE[0]:
@@ -301,24 +316,25 @@ def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
 
 
 def _peak(result: Result) -> Iterator[Hint]:
-    """A round that was clearly better than the last one."""
+    """A hint if a round was clearly better than the last one."""
     curve, chance = accuracy_curve(result), result.chance
     if not curve.values or chance is None or result.accuracy is None:
         return
     best = max(curve.values)
     best_model = "callbacks=best-model" if result.deployed else "-c callbacks=best-model"
-    at, lost = curve.rounds[curve.values.index(best)], best / 100 - result.accuracy
+    best_round = curve.rounds[curve.values.index(best)]
+    lost = best / 100 - result.accuracy
     if lost > STANDARD_ERRORS * standard_error([best / 100], chance):
         yield (
             "Keep the best round",
-            f"Round {at} had {best:.1f} %, {100 * lost:.1f} points more than the last one. "
+            f"Round {best_round} had {best:.1f} %, {100 * lost:.1f} points more than the last one. "
             f"{best_model} keeps the weights of such a round; choose it on public rows "
             "that are not reported on.",
         )
 
 
 def _budget(result: Result) -> Iterator[Hint]:
-    """What was not spent of a budget."""
+    """A hint if much of a budget was not spent."""
     budget, spent = result.epsilon_target, result.epsilon_max
     if not result.private or budget is None or spent is None or spent > UNSPENT * budget:
         return
@@ -330,6 +346,7 @@ def _budget(result: Result) -> Iterator[Hint]:
 
 
 def _noise(result: Result) -> Iterator[Hint]:
+    """A hint if the noise of a step is longer than the clip norm."""
     rho = result.summary.get("rho")
     if not result.private or rho is None or rho <= HIDDEN:
         return
@@ -342,6 +359,7 @@ def _noise(result: Result) -> Iterator[Hint]:
 
 
 def _clients(result: Result) -> Iterator[Hint]:
+    """A hint if a client is far behind the others."""
     said = result.summary.get("accuracy_by_client")
     if said and said["mean"] - said["worst"] > FAR_BEHIND:
         yield (

@@ -85,9 +85,7 @@ def trust_words(used: Iterable[str]) -> list[str]:
 
 
 def row_warnings(results: Sequence[Result]) -> list[str]:
-    """What a reader must know about the rows: held-out private ones were evaluated, public ones
-    were trained on.
-    """
+    """Sentences about rows: private rows that were evaluated, public rows that were trained on."""
     public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
     names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
     held_out = [HELD_OUT] if any(run.held_out for run in results) else []
@@ -103,7 +101,7 @@ def made_section(done: Sequence[Result], *code: Code) -> Section:
 
 
 def facts(done: Sequence[Result]) -> dict[str, str]:
-    """Hardware, versions and the like; several values where the runs differ."""
+    """Hardware, versions and other facts by name; several values if the runs differ."""
 
     def of(name: str, inside: str = "") -> str:
         summaries = (run.summary.get(inside, {}) if inside else run.summary for run in done)
@@ -157,4 +155,5 @@ def _time(done: Sequence[Result]) -> dict[str, str]:
 
 
 def _join_different(values: Any) -> str:
+    """The different values with commas; UNKNOWN without any."""
     return ", ".join(dict.fromkeys(map(str, values))) or UNKNOWN

@@ -1,5 +1,4 @@
-"""The style of every figure: colours, fonts, legends; charts and pictures as parts of a page, and
-as PNG.
+"""Charts and figures of matplotlib become parts of a page, or PNG files, in one style.
 
 Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to
 figure; markers say the same again. Figures are drawn without pyplot: no window, no global state.
@@ -40,14 +39,16 @@ P = ParamSpec("P")
 
 PIXELS = 96
 """CSS pixels of an inch."""
-PANEL, WIDE_INCHES = 4.2, 7.2
+WIDTH_IN_ROW, WIDTH_ALONE = 4.2, 7.2
 """Inches of a chart next to another one, and alone."""
-ENTRY = 1.9
+ENTRY_WIDTH, ENTRY_HEIGHT = 1.9, 0.22
 """Inches of an entry of a legend."""
 NARROW = 2.5
 """A logarithmic axis whose ends have a smaller ratio has even ticks."""
 DENSE, QUALITY = 90, 45
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
+LETTERS_OF_NAME = 28
+"""Letters of a line of a name in a legend."""
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -73,10 +74,11 @@ STYLE: Any = {
     "svg.hashsalt": "fedlsg",
     "text.parse_math": False,
 }
+"""Settings of matplotlib for every figure."""
 
 
 def check_drawing(extra: str = "plots") -> None:
-    """Raise ModuleNotFoundError without matplotlib, of an extra: before long work."""
+    """Raise ModuleNotFoundError, naming the extra, without matplotlib; called before long work."""
     with of_extra(extra, "figures"):
         import matplotlib  # noqa: F401
 
@@ -106,15 +108,16 @@ def new_figure(width: float, height: float) -> "Figure":
 def panel_grid(
     count: int, columns: int, size: tuple[float, float], more: float = 0.0
 ) -> "tuple[Figure, list[Axes]]":
-    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, and ``more`` inches
-    below for a legend.
+    """A figure, and its ``count`` panels of ``size`` (inches), at most ``columns`` in a row.
+
+    more: inches below the panels, for a legend.
     """
     across = max(1, min(columns, count))
-    rows = -(-count // across)
+    rows = -(-count // across)  # rounded up
     figure = new_figure(size[0] * across, size[1] * rows + more)
     panels = figure.subplots(rows, across, squeeze=False).flatten().tolist()
-    for rest in panels[count:]:
-        rest.remove()
+    for unused in panels[count:]:
+        unused.remove()
     return figure, panels[:count]
 
 
@@ -123,35 +126,40 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
     """All charts as one figure of matplotlib: for notebooks, PNG and papers."""
     shared = share_names(charts)
     across = min(columns, len(charts))
-    size = (WIDE_INCHES if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
-    legend = legend_of(charts) if shared else ()
-    entries = max(1, round(across * size[0] / ENTRY))
-    figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))
+    width = WIDTH_ALONE if across == 1 else WIDTH_IN_ROW
+    height = max(chart.height for chart in charts) / PIXELS
+    entries_in_row = max(1, round(across * width / ENTRY_WIDTH))
+    legend_rows = -(-len(legend_of(charts)) // entries_in_row) if shared else 0
+    figure, panels = panel_grid(len(charts), columns, (width, height), ENTRY_HEIGHT * legend_rows)
     for axes, chart in zip(panels, charts, strict=True):
         draw_chart(axes, chart)
         axes.set_title(chart.title, fontsize="medium", loc="left")
-        if not shared and len(own := legend_entries([axes])) > (not chart.series[0].name):
-            axes.legend(own.values(), own.keys())
+        entries = legend_entries([axes])
+        # one line without a name needs no legend for its reference
+        least = 1 if chart.series[0].name else 2
+        if not shared and len(entries) >= least:
+            axes.legend(entries.values(), entries.keys())
     if shared:
-        found = legend_entries(panels)
-        figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=entries)
+        entries = legend_entries(panels)
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower left", ncols=entries_in_row
+        )
     return figure
 
 
 def legend_entries(panels: "Iterable[Axes]") -> dict[str, Any]:
-    """Handles by label, each once, guessing last."""
-    found = {
-        label: h
-        for axes in panels
-        for h, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    return dict(sorted(found.items(), key=lambda item: item[0] in REFERENCES))
+    """Handles of matplotlib by label, each label once, references last."""
+    handles = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
+    return dict(sorted(handles.items(), key=lambda item: item[0] in REFERENCES))
 
 
 def draw_chart(axes: "Axes", chart: Chart) -> None:
-    """The chart on axes of matplotlib."""
-    for one, points in chart.stacked():
-        _draw(axes, one, points)
+    """Draw the chart on axes of matplotlib."""
+    for series, points in chart.stacked():
+        _draw(axes, series, points)
     if chart.has_bars:
         axes.grid(visible=False, axis="x")
     if chart.empty_note:
@@ -163,50 +171,51 @@ def draw_chart(axes: "Axes", chart: Chart) -> None:
         axes.invert_yaxis()
 
 
-def _draw(axes: "Axes", one: Series, points: Sequence[Point]) -> None:
-    label = wrap(one.name) or None
-    if one.place is not None:
-        mark: Any = axes.axhline if one.kind == "level" else axes.axvline
-        mark(one.place, color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
+def _draw(axes: "Axes", series: Series, points: Sequence[Point]) -> None:
+    """Draw a series by its kind."""
+    label, colour = wrap(series.name) or None, series.colour
+    if series.place is not None:
+        draw_line: Any = axes.axhline if series.kind == "level" else axes.axvline
+        draw_line(series.place, color=colour, linestyle=series.dashes, linewidth=1.2, label=label)
         return
-    x, y, low, high, left, right = (
-        (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
-    )
-    if one.kind == "band":
-        axes.fill_between(x, low, high, color=one.colour, alpha=0.15, linewidth=0)
-    elif one.kind == "bar":
+    x, y, low, high, left, right = map(list, zip(*points, strict=True)) if points else ([],) * 6
+    if series.kind == "band":
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    elif series.kind == "bar":
         width = points[0].right - points[0].left if points else 0.0
-        axes.bar(x, y, width, bottom=low, color=one.colour, label=label)
+        axes.bar(x, y, width, bottom=low, color=colour, label=label)
     else:
         axes.errorbar(
             x,
             y,
-            color=one.colour,
-            linestyle=one.dashes if one.line else "none",
+            color=colour,
+            linestyle=series.dashes if series.line else "none",
             capsize=2,
             label=label,
-            marker=one.marker or ("o" if len(x) == 1 else ""),
-            markerfacecolor=one.colour if one.filled else WHITE,
-            drawstyle="steps-post" if one.steps else "default",
+            marker=series.marker or ("o" if len(x) == 1 else ""),
+            markerfacecolor=colour if series.filled else WHITE,
+            drawstyle="steps-post" if series.steps else "default",
             yerr=_reach(y, low, high),
             xerr=_reach(x, left, right),
         )
 
 
 def _reach(places: Sequence[float], low: Sequence[Any], high: Sequence[Any]) -> Any:
-    """Lengths of error bars to both sides, 0 where a point has none; None where no point has
-    any.
+    """Lengths of error bars to both sides of points, (2, points); None if no point has one.
+
+    A point without a bar has 0.
     """
     if not any(map(is_number, low)):
         return None
-    known = [
-        (abs(at - a), abs(b - at)) if is_number(a) and is_number(b) else (0.0, 0.0)
-        for at, a, b in zip(places, low, high, strict=True)
+    lengths = [
+        (abs(place - a), abs(b - place)) if is_number(a) and is_number(b) else (0.0, 0.0)
+        for place, a, b in zip(places, low, high, strict=True)
     ]
-    return list(zip(*known, strict=True))
+    return list(zip(*lengths, strict=True))
 
 
 def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
+    """Give an axis of matplotlib, "x" or "y", its label, scale, ticks and ends."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     own: Any = getattr(axes, f"{name}axis")
@@ -223,7 +232,7 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
     elif not axis.ticks:
         own.set_major_locator(MaxNLocator(nbins="auto", integer=axis.whole))
     if axis.ticks:
-        own.set_ticks([at for at, _ in axis.ticks], [words for _, words in axis.ticks])
+        own.set_ticks([place for place, _ in axis.ticks], [words for _, words in axis.ticks])
         own.set_ticks([], minor=True)
     else:
         own.set_major_formatter({"bytes": short_bytes, "%": "{x:g}"}.get(axis.unit, "{x:g}"))
@@ -231,24 +240,18 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
 
 
 def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> Drawing:
-    """Charts as a figure of a page: drawn by a script, with values under the pointer, and as SVG
-    where there is none.
+    """Charts as a figure of a page: drawn by a script, with values under the pointer.
 
-    This and ``Chart`` are all that a page needs to show numbers; ``plot`` draws the same for
-    notebooks and files.
+    Without scripts the page shows them as SVG. ``plot`` draws the same for notebooks and files.
     """
     shared = share_names(charts)
     across = min(columns, len(charts))
-    panels = [
-        Panel(
-            svg=(drawn := still(chart, across))[0],
-            size=drawn[1],
-            title=chart.title,
-            words=describe(chart),
-            legend=() if shared else legend_of([chart]),
-        )
-        for chart in charts
-    ]
+    panels = []
+    for chart in charts:
+        svg, size = still(chart, across)
+        legend = () if shared else legend_of([chart])
+        words = describe(chart)
+        panels.append(Panel(svg=svg, size=size, title=chart.title, words=words, legend=legend))
     return Drawing(
         panels=tuple(panels),
         legend=legend_of(charts) if shared else (),
@@ -259,27 +262,21 @@ def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> D
 
 
 def picture(figure: "Figure", caption: str) -> Picture:
-    """A figure of another kind on a light ground, half as large again: its words are small."""
-    return _image(
-        "svg+xml", save(figure, format="svg", metadata={"Date": None}), figure, caption, 1.5
-    )
+    """A figure of matplotlib on a page, as SVG, enlarged by half: its words are small."""
+    content = save(figure, format="svg", metadata={"Date": None})
+    return _image("svg+xml", content, 1.5 * figure.get_figwidth(), caption)
 
 
 def photo(figure: "Figure", caption: str) -> Picture:
-    """A figure of many pixels on a page: compressed, on a light ground."""
-    return _image(
-        "webp",
-        save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY}),
-        figure,
-        caption,
-    )
+    """A figure of matplotlib with many pixels on a page, compressed."""
+    content = save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY})
+    return _image("webp", content, figure.get_figwidth(), caption)
 
 
-def _image(
-    kind: str, content: bytes, figure: "Figure", caption: str, larger: float = 1.0
-) -> Picture:
+def _image(kind: str, content: bytes, inches: float, caption: str) -> Picture:
+    """An image of this width as a part of a page."""
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-    return Picture(uri=uri, width=round(larger * figure.get_figwidth() * PIXELS), caption=caption)
+    return Picture(uri=uri, width=round(inches * PIXELS), caption=caption)
 
 
 def png(drawn: "tuple[Chart, ...] | Figure") -> bytes:
@@ -299,4 +296,4 @@ def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
 
 def wrap(name: str) -> str:
     """A long name on several lines, for a legend."""
-    return textwrap.fill(name, 28, break_long_words=True)
+    return textwrap.fill(name, LETTERS_OF_NAME, break_long_words=True)

@@ -1,7 +1,6 @@
-"""What a page consists of: texts, facts, tiles, tables, figures, images, token lists, code and
-files.
+"""The parts of a page: texts, facts, tiles, tables, figures, images, token lists, code and files.
 
-A page is a headline and titled sections. ``render.render`` makes one HTML file of it;
+A page is a headline and titled sections. ``template.render`` makes one HTML file of it;
 ``terminal.print_table`` shows its tables on a terminal in the same words.
 """
 
@@ -18,7 +17,7 @@ TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert", "good"]
 Mark = Literal["", "found", "moved", "wrong"]
 Badge = Literal["", "good", "bad", "limited"]
-"""How a word is coloured: it is good, it is bad, or it holds for some readers only."""
+"""The colour of a word: it is good, it is bad, or it holds for some readers only."""
 
 
 class Part:
@@ -31,12 +30,12 @@ class Part:
 
     @property
     def parts(self) -> Iterable["Part"]:
-        """It, and those in it."""
+        """The part, and the parts in it."""
         return (self,)
 
     @property
     def markdown(self) -> str:
-        """It in Markdown, where it has a form there: texts, facts and tables."""
+        """The part in Markdown; only texts, facts and tables have a form there."""
         raise NotImplementedError
 
 
@@ -54,7 +53,7 @@ class Text(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Part):
-    """Two columns: a name and what is true of it. On a page ``title`` is above them."""
+    """Two columns: names, and what is true of each; a page has ``title`` above them."""
 
     rows: tuple[tuple[str, str], ...]
     title: str = ""
@@ -81,12 +80,19 @@ def markdown(parts: Iterable[Part]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line
-    in a figure.
+    """A row of a table.
 
+    cells: its words.
     style: a ``reference`` is what the others are compared with, ``own`` is the run itself,
-    ``no-epsilon`` claims no epsilon, ``dim`` is not part of the method, ``alert`` must be changed,
-    ``good`` has passed.
+        ``no-epsilon`` claims no epsilon, ``dim`` is not part of the method, ``alert`` must be
+        changed, ``good`` has passed.
+    group: the name of the rows that it is among; empty without.
+    colour: of its line in a figure; empty without.
+    values: of the cells, by which a page sorts them; empty: by the words.
+    best: positions of cells that are the best of their column.
+    spark: a small curve at its end, if the table shows them (``Table.spark``).
+    ticked: whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow
+        these boxes.
     """
 
     cells: tuple[str, ...]
@@ -94,28 +100,23 @@ class Row:
     group: str = ""
     colour: str = ""
     values: tuple[float | None, ...] = ()
-    """Of the cells, by which a page sorts them; empty: by the words."""
     best: frozenset[int] = frozenset()
-    """Positions of cells that are the best of their column."""
     spark: tuple[float, ...] = ()
-    """A small curve at its end, where the table has room for one (``Table.spark``)."""
     ticked: bool | None = None
-    """Whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow these
-    boxes.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Part):
-    """Columns of text, which a page sorts by any of them, and filters. ``note`` explains them below
-    the table.
+    """A table of words, which a page can sort by any column, and filter.
 
-    left: positions of columns of words, which are aligned on the left and may be folded; numbers
-    are on the right.
-    optional: positions of columns that a narrow terminal leaves out, in this order; a page has them
-    all.
+    columns: their headings.
+    title, note: above the table, and below it.
+    left: positions of columns of words, which are aligned on the left and may be folded. Numbers
+        are on the right.
+    optional: positions of columns that a narrow terminal leaves out, in this order. A page has them
+        all.
     chosen: a page shows only columns whose row of the table before has a ticked box.
-    spark: the heading of the small curves of its rows, which pages alone show; empty: none.
+    spark: the heading of the small curves of its rows, which only pages show; empty: none.
     """
 
     columns: tuple[str, ...]
@@ -129,28 +130,23 @@ class Table(Part):
 
     @property
     def wide(self) -> bool:
-        """Whether a phone shows a row as a card: the table is wider than it."""
-        cells = ([row.cells[at] for row in self.rows] for at in range(len(self.columns)))
-        longest = (
-            max(map(len, (f"{name} ↕", *own)))
-            for name, own in zip(self.columns, cells, strict=True)
-        )
-        return len(self.columns) > 2 and sum(longest) + 2 * len(self.columns) > PHONE
+        """Whether the table is wider than a phone, which then shows each row as a card."""
+        heads = [f"{name} ↕" for name in self.columns]  # a page adds the arrow to sort by it
+        columns = zip(heads, *(row.cells for row in self.rows), strict=True)
+        longest = sum(max(map(len, column)) for column in columns)
+        return len(heads) > 2 and longest + 2 * len(heads) > PHONE
 
     @property
     def markdown(self) -> str:
         """Title, columns and rows in Markdown, and an empty line."""
-        lines = [
-            " | ".join(cell_text(text) for text in row)
-            for row in (self.columns, *(r.cells for r in self.rows))
-        ]
-        head, *rows = (f"| {line} |" for line in lines)
+        cells = (self.columns, *(row.cells for row in self.rows))
+        head, *rows = (f"| {' | '.join(map(cell_text, row))} |" for row in cells)
         title = [f"## {self.title}\n"] if self.title else []
         return "\n".join([*title, head, "|" + "---|" * len(self.columns), *rows]) + "\n"
 
 
 PHONE = 50
-"""Letters of a table that are next to each other on a phone."""
+"""Letters that fit next to each other on a phone."""
 
 
 def cell_text(text: str) -> str:
@@ -160,9 +156,7 @@ def cell_text(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture(Part):
-    """An image as a data URI, ``width`` in CSS pixels, and the caption below it. Its ground is
-    light.
-    """
+    """An image on a light ground, as a data URI, with its width in CSS pixels and its caption."""
 
     uri: str
     width: int
@@ -171,10 +165,13 @@ class Picture(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel of a figure: the SVG of ``size`` (width, height in CSS pixels), and in words what
-    it shows.
+    """One panel of a figure.
 
-    legend: of this panel only.
+    svg: the inside of its SVG.
+    size: (width, height) in CSS pixels.
+    title: above it.
+    words: what it shows, for readers who cannot see it.
+    legend: of this panel only; empty if the figure has one.
     """
 
     svg: str
@@ -186,11 +183,11 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Part):
-    """Panels with one caption and, if they share one, one legend: next to each other where there is
-    room.
+    """A figure: panels with one caption, next to each other if there is room.
 
-    columns: panels in a row at most.
-    data: of the panels, for the page's script, as ``script_json``.
+    legend: one for all panels; empty if each has its own.
+    columns: the most panels in a row.
+    data: the charts of the panels, for the page's script, as ``script_json``.
     """
 
     panels: tuple[Panel, ...]
@@ -244,9 +241,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery(Part):
-    """Images in rows that belong together, each column under its name. ``side``: CSS pixels of an
-    image.
-    """
+    """Rows of images that belong together, in named columns; ``side``: CSS pixels of an image."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Shot, ...], ...]
@@ -256,8 +251,10 @@ class Gallery(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Part):
-    """Cards, each of an image and of its versions under it, next to each other. ``columns``: the
-    name of the first, then those of the versions. ``side``: CSS pixels of an image at most.
+    """Cards next to each other, each with an image and, below it, versions of the image.
+
+    columns: the name of the image, then the names of the versions.
+    side: the most CSS pixels of an image.
     """
 
     columns: tuple[str, ...]
@@ -267,9 +264,7 @@ class Versions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Slides(Part):
-    """Lists of parts, of which a slider over ``name`` chooses one; without scripts all of them are
-    shown.
-    """
+    """Lists of parts, of which a slider over ``name`` shows one; all are shown without scripts."""
 
     name: str
     slides: tuple[tuple[str, tuple[Part, ...]], ...]
@@ -281,7 +276,7 @@ class Slides(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLine:
-    """Tokens, each with what is thought of it. ``first``: a new text begins."""
+    """Tokens, each with a mark that rates it; ``first``: a new text begins."""
 
     name: str
     tokens: tuple[tuple[str, Mark], ...]
@@ -290,7 +285,7 @@ class TokenLine:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLines(Part):
-    """Texts next to what was recovered of them, and the caption below."""
+    """Texts next to the tokens that were recovered, and the caption below."""
 
     lines: tuple[TokenLine, ...]
     caption: str
@@ -298,7 +293,7 @@ class TokenLines(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Code(Part):
-    """A command, a file or numbers, in a fixed-width font; ``note`` says before it what it is."""
+    """A command, a file or numbers in a fixed-width font; ``note``: words before it."""
 
     text: str
     note: str = ""
@@ -306,8 +301,10 @@ class Code(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file that a reader may save: ``content`` is in the page; None: only the file next to the
-    page has it.
+    """A file that a reader may save.
+
+    content: the file's, in the page; None: only the file next to the page has it.
+    says: what it is.
     """
 
     name: str
@@ -316,17 +313,14 @@ class Download:
 
 
 SMALL = 150_000
-"""Bytes of a file up to which a page holds it."""
+"""The most bytes of a file that a page holds."""
 
 
 def download(name: str, content: bytes, says: str) -> Download:
-    """A file that also is next to the page; the page holds it if it is small."""
-    small = len(content) <= SMALL
-    return Download(
-        name=name,
-        content=content if small else None,
-        says=says + ("" if small else " (next to this page)"),
-    )
+    """A file that is also next to the page; the page holds it if it is small."""
+    if len(content) <= SMALL:
+        return Download(name=name, content=content, says=says)
+    return Download(name=name, content=None, says=f"{says} (next to this page)")
 
 
 def data_section(*files: Download) -> "Section":
@@ -343,8 +337,9 @@ class Downloads(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Parts under a title; without a title they follow what is before. ``folded``: shown when the
-    title is clicked.
+    """Parts under a title; ``folded``: they are shown when the title is clicked.
+
+    Without a title they follow the section before.
     """
 
     title: str = ""
@@ -353,24 +348,26 @@ class Section:
 
 
 def sections(*given: tuple[str, Iterable[Part]] | Section) -> tuple[Section, ...]:
-    """Sections, also from titles and their parts; one without parts is left out."""
-    found = (
-        one if isinstance(one, Section) else Section(title=one[0], parts=tuple(one[1]))
-        for one in given
+    """Sections, which may be given as (title, parts); those without parts are left out."""
+    made = (
+        each if isinstance(each, Section) else Section(title=each[0], parts=tuple(each[1]))
+        for each in given
     )
-    return tuple(section for section in found if section.parts)
+    return tuple(section for section in made if section.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A whole page: what it is about, one line on what was measured, what nobody may overlook, and
-    the sections.
+    """A whole page.
 
-    kind: what made it.
-    headline: the result in one sentence, from the results.
-    badge: a word that nobody may overlook, and how it is coloured.
-    cautions: what keeps a result from saying much.
-    advice: what a reader may do, which is no warning.
+    title: what it is about.
+    lead: one line about what was measured.
+    kind: the command that made it.
+    headline: the result in one sentence.
+    badge: a word that nobody may overlook, and its colour.
+    warnings: sentences that nobody may overlook.
+    cautions: sentences about limits of the result.
+    advice: sentences about what a reader may do.
     """
 
     title: str
@@ -392,7 +389,7 @@ def json_text(
 
 
 def finite(value: Any, not_finite: Callable[[float], str | None] = lambda number: None) -> Any:
-    """The same values with ``not_finite`` of those that JSON has no number for."""
+    """The same values, with ``not_finite(number)`` in place of NaN and infinity."""
     if isinstance(value, Mapping):
         return {str(key): finite(item, not_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -401,6 +398,6 @@ def finite(value: Any, not_finite: Callable[[float], str | None] = lambda number
 
 
 def script_json(value: Any) -> str:
-    """JSON that stays data inside of a script element, whatever its strings hold."""
+    """JSON that stays data inside of a script element, for any strings."""
     text = json.dumps(finite(value), separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,5 +1,6 @@
-"""The settings of a run as a section of its page: folded, by theme, and those that differ from the
-defaults first.
+"""The settings of a run as a folded section of its page, by theme.
+
+Those that differ from the defaults come first.
 """
 
 from typing import Any
@@ -30,13 +31,11 @@ FOLLOW = frozenset(
         "isolation",
     }
 )
-"""Settings that are in the title, are shown elsewhere, or have a default that only the data
-knows.
-"""
+"""Settings that are shown elsewhere on the page, or whose default depends on the data."""
 
 
 def settings_section(result: Result, values: Summary) -> Section:
-    """``values``: the settings to show, by name."""
+    """The section of a run; ``values``: the settings to show, by name."""
     shown = {name: text_of(value) for name, value in values.items()} | sent(
         result.settings, result.summary
     )
@@ -57,7 +56,7 @@ def settings_section(result: Result, values: Summary) -> Section:
 
 
 def sent(settings: Summary, summary: Summary) -> dict[str, str]:
-    """What is sent in place of a codec under trust=secure; nothing else is there replaced."""
+    """What is sent in place of a codec under trust=secure; empty for other trust."""
     return {"codec": f"{GRID}: {values_line(summary)}"} if settings.get("trust") == "secure" else {}
 
 
@@ -72,14 +71,19 @@ def values_line(summary: Summary) -> str:
 
 
 def changed_of(settings: Summary, shown: Summary) -> list[str]:
-    """Names of settings with another value than the workload and the method give; those that follow
-    are left out.
+    """Names of settings with another value than the workload and the method give.
+
+    Settings that follow from others are left out.
     """
     usual = defaults(str(settings.get("workload")), str(settings.get("method")))
-    changed = [
-        name for name, value in shown.items() if name in usual and not _same(value, usual[name])
+    return [
+        name
+        for name, value in shown.items()
+        if name in usual
+        and not _same(value, usual[name])
+        and name not in FOLLOW
+        and not _follows(name, settings)
     ]
-    return [name for name in changed if name not in FOLLOW and not _follows(name, settings)]
 
 
 def defaults(workload: str, method: str) -> dict[str, Any]:
@@ -100,6 +104,7 @@ def defaults(workload: str, method: str) -> dict[str, Any]:
 
 
 def _same(value: object, usual: object) -> bool:
+    """Whether two values are equal, or are written equally: records have texts."""
     return value == usual or str(value) == str(usual)
 
 

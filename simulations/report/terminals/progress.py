@@ -1,6 +1,4 @@
-"""Progress of a command: live bars and spinners on a terminal or in a notebook, elsewhere lines
-with the time left.
-"""
+"""Progress of a command: live bars on a terminal or in a notebook, lines in a log or a pipe."""
 
 import math
 from bisect import bisect_right
@@ -24,15 +22,18 @@ from fedlsg.simulations.storage.round_tables import Row
 Tick = Callable[[float, str], None]
 """Called with the share that is done, and what is done next."""
 WIDTH = 80
-"""A live display is no wider than this."""
+"""The most columns of a live display."""
 LINES = 20
-"""About so many plain lines of progress."""
+"""The number of plain lines of progress, about."""
 PAUSE_SECONDS = 2.0
-"""Seconds between two plain lines, and before the first estimate."""
+"""The least seconds between two plain lines, and before the first estimate."""
 AGREE = 2.0
-"""A time left is said where the pace of the newer half of the time, which two parts at least were
-done in, and the mean pace differ by no more than this factor.
+"""The time left is shown if the mean pace and that of the newer half differ by at most this factor.
+
+Two parts at least have to be done in the newer half of the time.
 """
+ROUNDING = 1e-9
+"""Strides that may be missing because of rounding."""
 WORTH_SECONDS = 10.0
 """Less time left than this is not announced."""
 
@@ -51,12 +52,12 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts in lines that fit: none is broken where it fits into a line of its own."""
+    """Facts in lines that fit; a fact is broken only if it does not fit into a line of its own."""
 
     facts: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Two spaces between two facts."""
+        """The lines, with two spaces between two facts."""
         line = ""
         for fact in self.facts:
             longer = f"{line}  {fact}" if line else fact
@@ -80,8 +81,9 @@ class Bar(Progress):
 
 
 def live_bar(console: Console, *, transient: bool = False) -> Bar:
-    """A bar whose tasks have a description and the fields ``of`` (how much is done) and
-    ``left``.
+    """A bar whose tasks have a description, and the fields ``of`` (how much is done) and ``left``.
+
+    transient: it disappears at its end.
     """
     return Bar(
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
@@ -95,11 +97,17 @@ def live_bar(console: Console, *, transient: bool = False) -> Bar:
 
 
 class Meter:
-    """How much of ``total`` is done, from ``first`` on: a live bar, or plain lines.
+    """Shows how much of ``total`` is done: a live bar, or plain lines.
 
-    ``of`` says in words how much is done. Plain lines come at most ``pause`` seconds apart, about
-    ``LINES`` in all. The first estimate of the time left is a line of its own there, as soon as it
-    can be known. ``even``: equal parts take about equal times; without it no time is estimated.
+    There are about ``LINES`` plain lines. The first estimate of the time left is a line of its own
+    there.
+
+    first: what earlier processes did.
+    what: the name of what is done.
+    of: says in words how much is done.
+    pause: the least seconds between two plain lines.
+    transient: the bar disappears at its end.
+    even: equal parts take about equal times; False: no time is estimated.
     """
 
     def __init__(
@@ -132,31 +140,33 @@ class Meter:
         self.cell = CellBar() if console.is_jupyter and not console.quiet else None
 
     def left(self, done: float, now: float) -> float | None:
-        """Seconds left, from the mean pace of this process; None before two parts are done, and
-        where parts are uneven, or turn out to be (see ``AGREE``).
+        """Seconds left, from the mean pace of this process.
+
+        None before two parts are done, and if parts are uneven, or turn out to be (``AGREE``).
         """
         self.marks.append((now, done))
         if len(self.marks) < 2 or done <= self.first or not self.even:
             return None
+        # the last mark before the newer half of the time
         middle = (self.began + now) / 2
         earlier = bisect_right(self.marks, middle, hi=len(self.marks) - 1, key=itemgetter(0))
-        at, before = self.marks[max(earlier - 1, 0)]
-        mean, newer = (now - self.began) / (done - self.first), math.inf
-        if done > before:
-            newer = (now - at) / (done - before)
+        then, before = self.marks[max(earlier - 1, 0)]
+        mean = (now - self.began) / (done - self.first)  # seconds of a part
+        newer = (now - then) / (done - before) if done > before else math.inf
         agree = mean <= AGREE * newer and newer <= AGREE * mean
         return (self.total - done) * mean if agree else None
 
     def words_left(self, seconds: float | None) -> str:
-        """The same in words; empty where no time is estimated."""
+        """The time left in words; empty if no time is estimated."""
         if not self.even:
             return ""
         return "left --:--" if seconds is None else f"left {clock(seconds)}"
 
     def show(self, done: float, facts: Sequence[str] = (), now: float | None = None) -> None:
-        """So much is done now."""
+        """Show that so much is done; ``now``: on the monotonic clock, None: this moment."""
         now = monotonic() if now is None else now
-        before, seconds = float(self.progress.tasks[0].completed), self.left(done, now)
+        before = float(self.progress.tasks[0].completed)
+        seconds = self.left(done, now)
         left = self.words_left(seconds)
         self.progress.update(self.task, completed=done, of=self.of(done).strip(), left=left)
         self.progress.facts = facts
@@ -169,16 +179,15 @@ class Meter:
     def _plain(
         self, before: float, done: float, words: Sequence[str], now: float, seconds: float | None
     ) -> None:
+        """Print the first estimate, and a line if ``done`` is in another stride than ``before``."""
         if not self.estimated and seconds is not None and now - self.began >= PAUSE_SECONDS:
             self.estimated = True
             if seconds >= WORTH_SECONDS:
                 announce_estimate(self.console, seconds)
         stride = max(self.total / LINES, 1.0) if self.total > 1 else 1 / LINES
-        passed = (
-            math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9)
-            or done >= self.total > before
-        )
-        if passed and now - self.printed >= self.pause:
+        earlier, later = (math.floor(part / stride + ROUNDING) for part in (before, done))
+        is_due = later > earlier or done >= self.total > before
+        if is_due and now - self.printed >= self.pause:
             self.printed = now
             print_whole("  ".join((f"{self.what} {self.of(done)}", *words)), self.console)
 
@@ -202,8 +211,9 @@ def bar(console: Console, what: str, *, even: bool = True) -> Iterator[Tick]:
 def count_bar(
     console: Console, what: str, total: int, *, even: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """A bar for ``total`` steps; gives the function that advances it by one, with facts for below
-    the bar. ``even``: see ``Meter``.
+    """A bar for ``total`` steps; gives the function that advances it by one step.
+
+    The function takes facts, which are shown below the bar. ``even``: see ``Meter``.
     """
     meter = Meter(
         console,
@@ -225,8 +235,11 @@ def count_bar(
 
 
 class RoundDisplay:
-    """Shows each row when its round ends: a bar with facts on a terminal, about twenty plain lines
-    elsewhere.
+    """Shows each round when it ends: a bar with facts on a terminal, else about LINES plain lines.
+
+    rounds: of the run.
+    first: rounds that earlier processes did.
+    names: of the clients, for messages; None without.
     """
 
     def __init__(
@@ -250,7 +263,8 @@ class RoundDisplay:
 
     def count(self, row: Row) -> None:
         """Add a row to the totals. Rows of an earlier process are only counted."""
-        self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
+        self.up += row.uplink_bytes
+        self.down += row.downlink_bytes
         self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
         self.loss = row.loss if row.loss is not None else self.loss
 
@@ -258,17 +272,15 @@ class RoundDisplay:
         """Show one finished round."""
         now = monotonic()
         if not self.shown:
-            # the start of an engine is no round
-            self.meter.began, self.shown = now - row.seconds, True
+            self.meter.began = now - row.seconds  # the start of an engine is no round
+            self.shown = True
         self.count(row)
-        known = self.accuracy is not None or self.loss is None
-        reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
-        sent = (
-            (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
-            if row.shows_participation
-            else ()
-        )
-        facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent]
+        reached = f"accuracy {percent(self.accuracy)}"
+        if self.accuracy is None and self.loss is not None:
+            reached = f"loss {self.loss:.4g}"
+        facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}"]
+        if row.shows_participation:
+            facts += [f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}"]
         if row.simulated is not None:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
         self.meter.show(row.round, facts, now)
@@ -297,8 +309,9 @@ PATIENCE_SECONDS = 10.0
 
 
 class Phases:
-    """Called with what begins now; it is printed once, if the phase still lasts after
-    ``PATIENCE_SECONDS``.
+    """Prints the name of a phase once, if it still lasts after ``PATIENCE_SECONDS``.
+
+    It is called with the name of each phase that begins.
     """
 
     def __init__(self, console: Console) -> None:
@@ -312,15 +325,16 @@ class Phases:
         self._timer.start()
 
     def end(self) -> None:
-        """Nothing is waited for."""
+        """End the phase: its name is not printed any more."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 @contextmanager
 def lasting(console: Console) -> Iterator[Say]:
-    """The yielded function says what begins now, in a log or a pipe. On a terminal something else
-    shows it.
+    """Gives a function that says what begins now, in a log or a pipe.
+
+    It does nothing on a terminal, where something else shows it.
     """
     if is_live(console):
         yield lambda line: None
@@ -334,7 +348,7 @@ def lasting(console: Console) -> Iterator[Say]:
 
 @contextmanager
 def working(console: Console, what: str) -> Iterator[Say]:
-    """Show ``what`` is done, and later what the yielded function is called with."""
+    """Show ``what`` is done; gives a function that shows what is done next."""
     if is_live(console):
         with console.status(what) as status:
             yield status.update

@@ -1,5 +1,4 @@
-"""What a user sees on a terminal: tables and notes of a page, layers of a model, the result of a
-run; in a notebook.
+"""Tables, notes, layers of a model and results of runs are printed on a terminal or in a notebook.
 
 A notebook's cell shows a bar while a run goes on, and figures. That needs no widgets, only IPython
 itself.
@@ -48,10 +47,10 @@ FROZEN_LINES = 4
 
 
 def terminal_table(table: Table, width: int) -> Group:
-    """For a terminal of ``width`` columns.
+    """A table for a terminal of ``width`` columns.
 
-    Optional columns are left out until the table fits, as few as that takes, and a line says which.
-    If it never fits, intervals go to a second line and names fold.
+    As few optional columns as possible are left out so that it fits, and a line names them. If it
+    never fits, intervals go to a second line and names fold.
     """
     title = [Text(table.title, style="bold")] if table.title else []
     hidden = _left_out(table, width)
@@ -63,8 +62,10 @@ def terminal_table(table: Table, width: int) -> Group:
 
 
 def _left_out(table: Table, width: int) -> tuple[int, ...]:
-    """The positions of the columns that a terminal of ``width`` columns has no place for: in their
-    order, without those that have a place once a wider one is gone.
+    """The positions of the optional columns that do not fit on a terminal of ``width`` columns.
+
+    Columns are hidden in their order until the table fits. Then those are shown again that fit
+    without the others.
     """
 
     def is_wide(hidden: tuple[int, ...]) -> bool:
@@ -104,13 +105,14 @@ def print_parts(parts: Iterable[Part], console: Console) -> None:
 
 
 def print_note(words: str, console: Console, style: str = "dim") -> None:
-    """Text as it is: no markup in it is obeyed."""
+    """Print text as it is, without markup."""
     console.print(words, style=style, markup=False, highlight=False)
 
 
 def print_line(words: str, console: Console, style: str = "") -> None:
-    """Text as it is, broken between words on a terminal; one line in a log or a pipe, for programs
-    that read it.
+    """Print text as it is, broken between words on a terminal.
+
+    In a log or a pipe it is one line, for programs that read it.
     """
     console.print(
         words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal
@@ -118,12 +120,12 @@ def print_line(words: str, console: Console, style: str = "") -> None:
 
 
 def print_whole(words: str, console: Console, style: str | None = None) -> None:
-    """Text as it is, not broken: paths and commands to copy, and lines for programs."""
+    """Print text as it is, not broken: paths and commands to copy, and lines for programs."""
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Files made of clients' examples, each replaced whole, for their owner alone."""
+    """Write files made of clients' examples, each replaced whole, for their owner alone."""
     with writing_to(folder):
         make_parents(folder, private=True)
         for name, content in files.items():
@@ -131,7 +133,7 @@ def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def print_written(folder: Path, names: Iterable[str], console: Console) -> None:
-    """Where files are now."""
+    """Print where files were written."""
     console.print(
         f"[bold]written[/bold]  {escape(f'{folder}/')}{', '.join(names)}",
         highlight=False,
@@ -140,13 +142,12 @@ def print_written(folder: Path, names: Iterable[str], console: Console) -> None:
 
 
 def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:
-    """The run directory that a command reads: see ``open_run``. What changed and does not matter is
-    printed.
-    """
+    """The run directory that a command reads, checked by ``open_run``, which prints its notes."""
     return open_run(path, reads, lambda line: print_line(line, console, "yellow"))
 
 
 def _narrowest(table: Table) -> View:
+    """The table without optional columns, with intervals on a second line."""
     rows = tuple(
         replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells))
         for row in table.rows
@@ -155,6 +156,7 @@ def _narrowest(table: Table) -> View:
 
 
 def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
+    """The table for rich, without hidden columns, with ``space`` spaces between columns."""
     view = View(box=None, padding=(0, space, 0, 0), header_style="bold", pad_edge=False)
     kept = [position for position in range(len(table.columns)) if position not in hidden]
     for position in kept:
@@ -180,13 +182,13 @@ def fits(table: Table, width: int) -> bool:
 
 
 def _width(view: View) -> int:
+    """The columns that a table needs."""
     console = Console(width=1000)
     return Measurement.get(console, console.options, view).maximum
 
 
 def layers_shown(layers: Sequence[LayerRow]) -> Group:
-    """Which parameters are carried, dense and frozen, and what an update sends of each after the
-    mask.
+    """A list of carried, dense and frozen parameters, with the values that an update sends of each.
 
     Layers that differ in their number only share one line. If their masks keep different numbers of
     values, it has their sum.
@@ -221,7 +223,7 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
 
 
 def _values_sent(row: LayerRow) -> str:
-    """What a row's parameters send: "12 x 512" where all send alike, else the sum."""
+    """The values that a row's parameters send: "12 x 512" if all send alike, else the sum."""
     if not row.values:
         return "-"
     if row.sent is None:
@@ -256,14 +258,14 @@ def summary_table(summary: Summary) -> View:
 
 
 def shell() -> Any:
-    """IPython's shell, where the output goes into cells of a notebook; else None."""
+    """IPython's shell if the output goes into cells of a notebook; else None."""
     ipython = sys.modules.get("IPython")
-    found = None if ipython is None else ipython.get_ipython()
-    return found if getattr(found, "kernel", None) is not None else None
+    current = None if ipython is None else ipython.get_ipython()
+    return current if getattr(current, "kernel", None) is not None else None
 
 
 class CellBar:
-    """One line in a cell, written again each time: a bar, and words behind it."""
+    """One line in a notebook cell, a bar with words behind it, which is written again and again."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -284,9 +286,7 @@ class CellBar:
 
 
 def shown(figure: "Figure") -> "Figure":
-    """The figure, which a notebook's cell shows once, whether it is the cell's last value or
-    not.
-    """
+    """The figure; a notebook's cell shows it once, even if it is not the cell's last value."""
     if shell() is not None:
         _display(figure)
         figure.__dict__["_ipython_display_"] = partial(
@@ -296,12 +296,13 @@ def shown(figure: "Figure") -> "Figure":
 
 
 def _display_elsewhere(figure: "Figure", cell: int) -> None:
-    """Show it in other cells than the one that showed it."""
+    """Show the figure, except in the cell that has shown it already."""
     if shell() is None or shell().execution_count != cell:
         _display(figure)
 
 
 def _display(figure: "Figure") -> None:
+    """Show the figure as an image in the cell."""
     from IPython.display import Image, display
 
     from fedlsg.simulations.report.pages.figure import png

@@ -1,11 +1,13 @@
-"""What a workload is: the splits of one data set, the models that fit it, and a preset;
-``normalise=public``.
+"""A workload is the splits of one data set, the models that fit it, and a preset.
 
-Next to it: ``split``, ``model``, ``synthetic``: public inputs; ``cache``: arrays built once.
-
-normalise=public: inputs less their mean, over their deviation, both of the public test rows. The
-constants come from no training row, so each input is still a function of its own row, and nothing
-is charged.
+split           the examples of a split, how batches of them are read, and what guessing reaches
+parts           the client of each row
+initial_model   a model with public initial weights
+public_inputs   synthetic inputs, and how images are stored
+normalise       normalise=public
+stored_arrays   stored rows as arrays by name
+made_ahead      rows that worker processes decode
+cache           arrays that are built once
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,10 +25,11 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.config.directions import higher_is_better
 from fedlsg.gradients import LossFunction
 from fedlsg.simulations.workloads.base.parts import Parts
-from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
-from fedlsg.simulations.workloads.base.split import Augment, Inputs, NoRows, Split
+from fedlsg.simulations.workloads.base.public_inputs import Pixels
+from fedlsg.simulations.workloads.base.split import Augment, NoRows, Split
 
 Progress = Callable[[str], None]
+"""Is called with a line of text during slow work."""
 
 
 def silent(line: str) -> None:
@@ -36,12 +38,11 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings of data and model next to the workload's name; None is the workload's default.
+    """Settings of data and model, by their names; None is the workload's default.
 
-    A loader refuses, naming the setting, what it does not use; every workload uses what is in
-    EVERYWHERE.
+    A loader refuses a setting that it does not use. Every workload uses those in EVERYWHERE.
     Raises ValueError, naming setting and fix, for settings of features that do not fit together,
-    and for anything that is not a colour.
+    and for an ``image_background`` that is not a colour.
     """
 
     model: str | None = None
@@ -74,23 +75,13 @@ class Options:
             _check_colour(self.image_background)
         if self.features is None:
             for name in ("feature_norm", "feature_axes", "head_width", *OF_PATCHES):
-                if (value := getattr(self, name)) is not None:
-                    raise ValueError(
-                        f"{name}={value} is for public features: give features, too, or leave it "
-                        "out"
-                    )
+                self._refuse(name, "is for public features: give features, too, or leave it out")
             return
         if self.features != "patches":
             for name in OF_PATCHES:
-                if (value := getattr(self, name)) is not None:
-                    raise ValueError(
-                        f"{name}={value} is for features=patches: leave it out, or give these"
-                    )
-        if self.head_width is not None and self.model in (None, "linear"):
-            raise ValueError(
-                f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave "
-                "it out"
-            )
+                self._refuse(name, "is for features=patches: leave it out, or give these")
+        if self.model in (None, "linear"):
+            self._refuse("head_width", "is for model=mlp and model=cnn: give one, or leave it out")
         for name, why in (
             ("pretrained", "name its weights by features"),
             ("train_layers", "its layers are all frozen"),
@@ -101,16 +92,21 @@ class Options:
                     f"features={self.features} is frozen, and {why}: leave {name}={value} out"
                 )
 
+    def _refuse(self, name: str, why: str) -> None:
+        """Raise ValueError if this setting is given."""
+        if (value := getattr(self, name)) is not None:
+            raise ValueError(f"{name}={value} {why}")
+
 
 def _check_colour(name: str) -> None:
-    """Raise ValueError for what Pillow takes for no colour, or for a transparent one."""
+    """Raise ValueError for a name that is not a colour of Pillow, or a transparent one."""
     from PIL import ImageColor
 
     try:
-        transparent = len(ImageColor.getrgb(name)) > 3
+        is_opaque = len(ImageColor.getrgb(name)) == 3  # a fourth number is the opacity
     except ValueError:
-        transparent = True
-    if transparent:
+        is_opaque = False
+    if not is_opaque:
         raise ValueError(
             f"image_background={name!r}: expected an opaque colour, such as white, black or #808080"
         )
@@ -137,9 +133,7 @@ IMAGES = ("image_background", "image_frame")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What ``workloads.load`` passes on to the loader of a workload; its docstring says what each
-    field means.
-    """
+    """The arguments of ``workloads.load`` for the loader of a workload; see there."""
 
     data_dir: Path | None
     cache_dir: Path | None
@@ -158,33 +152,31 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "max_length": "cut texts off in transform=",
     }
 )
-"""What data of a user's own take in place of settings of the hub's."""
+"""What to do about settings of the hub's data sets in a run on data of a user's own."""
 
 
 def refuse_unused(
     options: Options, *, workload: str, used: tuple[str, ...] = (), own_data: bool = False
 ) -> None:
-    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a
-    private test split.
+    """Raise ValueError for a given option that the workload does not use, or a private test split.
 
-    ``used`` names those it reads, next to EVERYWHERE. ``own_data``: the message names ``INSTEAD``.
+    used: the options that it reads, in addition to EVERYWHERE.
+    own_data: the workload is of a user's own, so the message says what to do ``INSTEAD``.
     """
-    way_of = INSTEAD if own_data else {}
+    fixes = INSTEAD if own_data else {}
     for f in fields(Options):
         value = getattr(options, f.name)
         if value is not None and f.name not in (*used, *EVERYWHERE):
             raise ValueError(
                 f"workload {workload} has no use for {f.name}={value!r}: "
-                f"{way_of.get(f.name, 'leave it out')}"
+                f"{fixes.get(f.name, 'leave it out')}"
             )
     if options.test_split == "train":
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 
 
 Read = Callable[[Path, Path], Split]
-"""Reads a client's own rows at a path; decoded or tokenised rows go to a cache folder of that
-client.
-"""
+"""Reads a client's own rows at a path, with a cache folder for decoded or tokenised rows."""
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -193,20 +185,22 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 
 
 GIVEN = "given"
-"""The partition that the data of a workload bring: lists of rows, data sets of clients, ..."""
+"""The name of the partition that a workload's data bring: lists of rows, data sets of clients."""
 
 Metric = Callable[[Tensor, Tensor], Any]
-"""``metric(outputs, targets)`` of all examples of a test split, on the CPU: a number."""
+"""Gives a number for the outputs and targets of all examples of a test split, on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedWorkload:
     """A data set with the models and settings that suit it.
 
+    name: of the workload.
+    train: the private training split; ``NoRows`` at the server of a deployment.
     test: the public split that accuracy is reported on, under ``test_name``.
     other_tests: more test splits by name, whose accuracies are averaged with it, each with the same
         weight.
-    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other
+    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured. None for other
         targets.
     loss: one value an example, shape (B,).
     metrics: more numbers that are measured on the test splits, by name.
@@ -217,30 +211,29 @@ class LoadedWorkload:
     columns: values of the training rows by which clients may be formed, or that say whose a row is,
         by name (N,).
     test_columns: the same of the rows of ``test``, by which they are split over the clients.
-    unit: the column of persons that the data were declared with; "": none.
-    parts: the clients that the data bring, for partition=given; rows without a client are not used.
+    unit: the column of persons that the data were declared with; "" without one.
+    parts: the clients that the data bring, for partition=given. Rows without a client are not used.
+        None if the data bring none.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its
         data.
-    method_defaults: what differs from it for a method, by method and setting.
+    method_defaults: settings of a method that differ from the preset, by method and setting.
     read: reads a client's own rows, in the form of the public ones; None if clients cannot hold
         their own.
-    synthetic: public inputs from no data at all, by name, the default first; empty if nothing is
-        known that fits.
+    synthetic: public inputs from no data at all, by name, the default first; empty if none fit.
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
     features: what reports say of the public features that the inputs are; None for inputs as they
         are.
     raw: the workload whose inputs became these features; None for inputs as they are.
-    encode: images as ``Split.encoded_from`` has them to these features, with a graph back to their
-        pixels; None for inputs as they are, and where there is no graph.
+    encode: makes these features of images as ``Split.encoded_from`` has them, with a graph back to
+        their pixels. None for inputs as they are, and for features without a graph.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
-    normalised: mean and deviation of each column or channel that inputs were normalised by, with
-        normalise=public.
+    normalised: mean and deviation of each column or channel, with normalise=public; else None.
     data: how rows of a user's own were read, for users of the model: columns, classes, scale. All
-        of it public.
+        of it is public.
     said: the same in one line for the owner of the data, with the number of rows.
-    arguments: of a ``fedlsg.Workload``, as its user typed them; "..." for what has no short form.
-    Raises ValueError for a label outside [0, num_classes).
+    arguments: of a ``fedlsg.Workload``, as its user wrote them; "..." for what has no short form.
+    Raises ValueError for a label outside [0, num_classes), and for two test splits of one name.
     """
 
     name: str
@@ -276,8 +269,10 @@ class LoadedWorkload:
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:
             raise ValueError(f"{self.name}: two test splits are named {self.test_name}")
+        if self.num_classes is None:
+            return
         for name, split in {"train": self.train, **self.tests}.items():
-            if isinstance(split, NoRows) or self.num_classes is None:
+            if isinstance(split, NoRows):
                 continue
             if split.labels.dtype != torch.int64 or split.labels.ndim != 1:
                 form = f"{split.labels.dtype} {tuple(split.labels.shape)}"
@@ -317,101 +312,30 @@ class LoadedWorkload:
         return self.with_splits(lambda _, split: split.encoded_from or split)
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "LoadedWorkload":
-        """The workload with each split, which is there, as ``change(name, split)`` makes it."""
+        """The workload with ``change(name, split)`` in place of each split that has rows."""
         tests = {name: change(name, split) for name, split in self.tests.items()}
         train = self.train if isinstance(self.train, NoRows) else change("train", self.train)
         return replace(self, train=train, test=tests.pop(self.test_name), other_tests=tests)
 
     @property
     def directions(self) -> dict[str, bool | None]:
-        """What is measured on the test splits, by column of rounds.csv: whether more is better."""
+        """Whether more is better, for each number that is measured on the test splits.
+
+        Names are columns of rounds.csv; None: not known.
+        """
         scores = ("loss",) if self.num_classes is None else ("accuracy", "loss")
         measured: dict[str, Metric | None] = {**dict.fromkeys(scores), **self.metrics}
         return {name: higher_is_better(name, metric) for name, metric in measured.items()}
 
     @property
     def features_digest(self) -> str:
-        """Of all that inputs become features with, which clients and server agree on; empty for
-        inputs as they are.
+        """A digest of all that makes features of inputs; empty for inputs as they are.
+
+        Clients and server have to agree on it.
         """
         return str((self.features or {}).get("digest", ""))
 
     @property
     def default_model(self) -> str:
+        """The name of the model that is built if none is named."""
         return next(iter(self.models))
-
-
-NORMALISED_ROWS = 10_000
-"""Rows of the test split that the constants are computed from, at most."""
-LEAST_DEVIATION = 1e-12
-"""A deviation below it is that of a constant, which stays 0."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Normalised:
-    """``prepare`` of a split, then (x - mean) / deviation of each column, or of each channel of
-    images (B, c, h, w).
-    """
-
-    prepare: Callable[[Any], Inputs]
-    mean: Float[Tensor, " columns"]
-    deviation: Float[Tensor, " columns"]
-
-    def __call__(self, rows: Any) -> Inputs:
-        inputs = self.prepare(rows)
-        assert isinstance(inputs, Tensor), "the constants are those of one tensor"
-        shape = (1, -1) + (1,) * (inputs.ndim - 2)
-        return (inputs - self.mean.reshape(shape)) / self.deviation.reshape(shape)
-
-
-@torch.no_grad()
-def normalised(workload: LoadedWorkload) -> LoadedWorkload:
-    """The workload with inputs of mean 0 and deviation 1 over its public test rows.
-
-    Raises ValueError for inputs that are not a floating-point tensor of shape (B, columns) or (B,
-    channels, ...).
-    """
-    test = workload.test
-    inputs, _ = test.batch(torch.linspace(0, len(test) - 1, min(NORMALISED_ROWS, len(test))).long())
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2:
-        form = (
-            "several inputs"
-            if isinstance(inputs, dict)
-            else f"{inputs.dtype} {tuple(inputs.shape)}"
-        )
-        raise ValueError(
-            f"normalise=public: expected numbers of shape (B, columns) or images, got {form}: "
-            "leave it out"
-        )
-    columns = inputs.double().transpose(0, 1).flatten(1)
-    mean, deviation = columns.mean(1), columns.std(1, correction=0)
-    deviation = torch.where(deviation > LEAST_DEVIATION, deviation, 1.0)
-    constants = {"mean": mean.to(inputs.dtype), "deviation": deviation.to(inputs.dtype)}
-
-    read, pixels = workload.read, workload.pixels
-    if pixels is not None:  # what is drawn or named as public images is normalised, too
-        pixels = replace(pixels, prepare=Normalised(prepare=pixels.prepare, **constants))
-    return replace(
-        workload.with_splits(
-            lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))
-        ),
-        read=None if read is None else NormalisedRead(read=read, constants=constants),
-        pixels=pixels,
-        synthetic=workload.synthetic
-        if pixels is None
-        else {**workload.synthetic, **image_draws(pixels)},
-        normalised={name: value.tolist() for name, value in constants.items()},
-        encode=None,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NormalisedRead:
-    """Reads a deployed client's own rows, and normalises them by the same public constants."""
-
-    read: Read
-    constants: dict[str, Tensor]
-
-    def __call__(self, path: Path, cache: Path) -> Split:
-        split = self.read(path, cache)
-        return replace(split, prepare=Normalised(prepare=split.prepare, **self.constants))

@@ -1,12 +1,12 @@
-"""Arrays built once, checked and memory-mapped afterwards.
+"""A cache of arrays: they are built once, then checked and memory-mapped.
 
 An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a
 temporary folder next to its place and renamed into it: an interrupted build leaves nothing under
 the entry's name. If several processes need one entry at once, the first builds it and the others
-wait. Where a file system has no locks all build it, and the first to finish wins. An entry that
-fails its check (cut short, or a flipped bit, which would silently change the training data) is
-moved away and built again. A cache folder that is made here is its owner's alone; entries in one
-that others share follow the umask.
+wait. On a file system without locks all of them build it, and the first to finish wins. An entry
+that fails its check is moved away and built again: a flipped bit would change the training data
+silently. A cache folder that is made here is its owner's alone; entries in a shared folder follow
+the umask.
 """
 
 import hashlib
@@ -26,8 +26,9 @@ from fedlsg.simulations.workloads.base import Progress
 
 _MANIFEST = "manifest.json"
 CACHE_VARIABLE = "FEDLSG_CACHE"
+"""The environment variable that names the cache folder."""
 LONGEST_BUILD = 3600.0
-"""Seconds to wait for another process that builds an entry."""
+"""The most seconds to wait for another process that builds an entry."""
 
 
 def cache_folder(cache_dir: Path | None) -> Path:
@@ -38,9 +39,7 @@ def cache_folder(cache_dir: Path | None) -> Path:
 
 
 def digest_files(files: Iterable[Path], *, salt: str) -> str:
-    """32 hex digits that depend on the files' names and their whole content, and on the salt; never
-    on their dates.
-    """
+    """32 hex digits that depend on names and content of the files and on the salt, not on dates."""
     digest = hashlib.sha256(salt.encode())
     for file in sorted(files, key=lambda file: file.name):
         digest.update(f"\n{file.name} {file_digest(file)}".encode())
@@ -50,9 +49,9 @@ def digest_files(files: Iterable[Path], *, salt: str) -> str:
 def load_or_build(
     folder: Path, key: str, build: Callable[[], Mapping[str, np.ndarray]], *, progress: Progress
 ) -> dict[str, np.ndarray]:
-    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes missing
-    ones.
+    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only.
 
+    ``build`` makes the arrays of an entry that is missing or damaged.
     Guarantee: the returned arrays have the digests of the built ones.
     Raises OSError, naming the setting, if the folder cannot be written, and the errors of
     ``build``.
@@ -64,7 +63,7 @@ def load_or_build(
     if entry.exists():
         progress(f"the cache entry {key} is damaged: building it again")
     with ExitStack() as stack:
-        with _explained(folder):
+        with _explain_errors(folder):
             make_parents(folder, private=True)  # rows of a user's own may be in it
             stack.enter_context(_one_builder(folder / f".{key}.lock", progress))
             cached = _open(entry)
@@ -76,7 +75,7 @@ def load_or_build(
             )
             built = Path(stack.enter_context(scratch)) / "entry"
         arrays = build()
-        with _explained(folder):
+        with _explain_errors(folder):
             _write(built, arrays, private=is_closed(folder))
             # A folder cannot be renamed onto one that holds files: then another process was first.
             with suppress(OSError):
@@ -89,9 +88,10 @@ def load_or_build(
 
 @contextmanager
 def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
-    """One process of this user at a time, if the file system has locks. The lock ends with its
-    process, and leaves no file. After LONGEST_BUILD seconds, and where another user made the lock,
-    each builds.
+    """Inside is one process of this user at a time, if the file system has locks.
+
+    The lock ends with its process, and leaves no file. A process that has waited LONGEST_BUILD
+    seconds, or that may not open another user's lock, builds as well.
     """
     with ExitStack() as stack:
         if is_locked(file):
@@ -103,7 +103,8 @@ def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _explain_errors(folder: Path) -> Iterator[None]:
+    """Inside, an OSError gets a message that names the folder and the fix."""
     try:
         yield
     except OSError as error:
@@ -114,11 +115,9 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def _write(directory: Path, arrays: Mapping[str, np.ndarray], *, private: bool) -> None:
-    """Write arrays and manifest and push them to the disk, so that the rename never outruns the
-    data.
+    """Write arrays and manifest to the disk, so that the rename never comes before the data.
 
-    ``private``: for their owner only, as the cache is; the temporary folder around ``directory``
-    always is.
+    private: the folder is for its owner only, as the cache is.
     """
     directory.mkdir(mode=FOLDER_MODE if private else 0o777)
     for name, array in arrays.items():

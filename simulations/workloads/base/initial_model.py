@@ -1,4 +1,4 @@
-"""A workload's model, with public initial weights, that nothing else holds.
+"""A workload's model is built with public initial weights, as a module that nothing else holds.
 
 A run trains it in place, and the next run must start from the first weights. A builder may give one
 module each time (``lambda: net``, a cache, a backbone that was loaded once). Trained in place, that
@@ -21,25 +21,29 @@ from fedlsg.simulations.workloads.base import LoadedWorkload
 from fedlsg.user_code.failure import without_exit
 
 Build = Callable[[], Any]
+"""Builds a model; a user's function may return something else."""
+MAX_DEPTH = 4
+"""How many steps from a function to a module are followed: closures, arguments, containers."""
 
 
 def fresh(build: Build) -> Any:
-    """What ``build`` makes, copied, so that the original stays unchanged; no
-    module: as it is.
+    """A copy of the module that ``build`` makes, so that the original stays unchanged.
 
-    What cannot be copied faithfully (a function in it holds the module itself) is built a second
-    time, and taken if the two share no memory. Raises ValueError if they do.
+    A module cannot be copied faithfully if a function in it holds the module itself. Then it is
+    built a second time, and this one is taken if the two share no memory. Anything but a module is
+    returned as it is.
+    Raises ValueError for a module that cannot be copied, and shares memory with the second one.
     """
     model = build()
     if not isinstance(model, nn.Module):
         return model
-    why = "it cannot be copied"
     try:
         copied = deepcopy(model)
         follow(model, copied)
-        if not (held := next(_held(copied, model), None)):
+        holders = list(_holders(copied, model))
+        if not holders:
             return copied
-        why = f"its {held} is a function that holds the module itself, which a copy would not"
+        why = f"its {holders[0]} is a function that holds the module itself, which a copy would not"
     except Exception as error:
         why = f"it cannot be copied ({type(error).__name__}: {error})"
     again = build()
@@ -58,11 +62,12 @@ def _memory(model: nn.Module) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
 
 
-def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
-    """Attributes of the copy whose functions reach modules or weights of the original: a copy
-    shares functions.
+def _holders(copied: nn.Module, model: nn.Module) -> Iterator[str]:
+    """Attributes of the copy whose functions reach modules or weights of the original.
+
+    There may be some because a copy shares functions with the original.
     """
-    original = {id(module) for module in made.modules()} | {id(p) for p in made.parameters()}
+    original = {id(module) for module in model.modules()} | {id(p) for p in model.parameters()}
     of_copy = {id(module) for module in copied.modules()}
     for path, module in copied.named_modules():
         for name, value in vars(module).items():
@@ -70,18 +75,19 @@ def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
                 yield f"{path}.{name}" if path else name
 
 
-def _reaches(value: Any, original: set[int], seen: set[int], depth: int = 4) -> bool:
+def _reaches(value: Any, original: set[int], of_copy: set[int], depth: int = MAX_DEPTH) -> bool:
+    """Whether a value is one of the ``original`` objects, or holds one in ``depth`` steps.
+
+    original, of_copy: ids. Objects of the copy are not followed: ``_holders`` visits each itself.
+    """
     if id(value) in original:
         return True
-    if (
-        depth == 0
-        or id(value) in seen
-        or isinstance(value, Tensor | nn.Module | str | bytes | int | float)
-    ):
+    is_leaf = isinstance(value, Tensor | nn.Module | str | bytes | int | float)
+    if depth == 0 or is_leaf or id(value) in of_copy:
         return False
     inside: list[Any] = []
     if isinstance(value, FunctionType):
-        inside = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        inside = [cell.cell_contents for cell in value.__closure__ or () if _is_bound(cell)]
         inside += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     elif isinstance(value, MethodType):
         inside = [value.__self__]
@@ -91,13 +97,14 @@ def _reaches(value: Any, original: set[int], seen: set[int], depth: int = 4) -> 
         inside = list(value.values())
     elif isinstance(value, list | tuple):
         inside = list(value)
-    return any(_reaches(part, original, seen, depth - 1) for part in inside)
+    return any(_reaches(part, original, of_copy, depth - 1) for part in inside)
 
 
-def _filled(cell: Any) -> bool:
+def _is_bound(cell: Any) -> bool:
+    """Whether a name in a closure has a value."""
     try:
         return cell.cell_contents is not None
-    except ValueError:  # of a name that is not bound yet
+    except ValueError:  # the name is not bound yet
         return False
 
 
@@ -105,7 +112,7 @@ GONE = {
     "h-cnn": "is features=scattering with model=cnn now, the same network on features that are "
     "computed once; commit 479fe119 of November 2026 still runs it"
 }
-"""What became of models that old settings name."""
+"""What replaces models that settings of old runs name, and that no longer exist."""
 
 
 def build_model(
@@ -143,11 +150,8 @@ def build_model(
                 f"{type(error).__name__}: {error}{_without_arguments(builder)}"
             ) from error
     if not isinstance(model, nn.Module):
-        hint = (
-            ", such as its field model"
-            if isinstance(getattr(model, "model", None), nn.Module)
-            else ""
-        )
+        has_model = isinstance(getattr(model, "model", None), nn.Module)
+        hint = ", such as its field model" if has_model else ""
         raise ValueError(
             f"model {name!r} of workload {workload.name} is built as {type(model).__name__}: "
             f"return an nn.Module{hint}"

@@ -1,4 +1,4 @@
-"""Decode the rows of the next microbatches in other processes while a step computes.
+"""Rows of the next microbatches are decoded in other processes while a step computes.
 
 Decoding an image takes longer than its gradient. A client draws its batch after the charge, and
 then says which rows the microbatches will read, in order (``expect``). Workers get numbers of rows
@@ -25,7 +25,7 @@ MOST_WORKERS = 8
 
 @dataclass(frozen=True)
 class _Row:
-    """The work of a worker: decode one stored row, by its number."""
+    """The work of a worker: it decodes one of the ``stored`` rows, by its number."""
 
     stored: Stored
 
@@ -35,7 +35,7 @@ class _Row:
 
 
 class MadeAhead:
-    """The stored examples of a split, decoded by worker processes if it is known which come next.
+    """The stored examples of a split; worker processes decode those that are expected next.
 
     Workers decode rows, and a thread of this process puts those of the next microbatch together.
     Guarantee: the inputs are those of ``split.batch``, bit for bit, whatever was expected.
@@ -76,29 +76,31 @@ class MadeAhead:
             return self._stored[rows]
         assert self._next is not None
         inputs = self._next.result()
-        if len(self._microbatches[0]) != len(rows):  # microbatches of another size than was said
+        if len(self._microbatches[0]) != len(rows):  # their size is not the expected one
             self.expect(expected, len(rows))
             inputs = self._next.result()
         self._microbatches.popleft()
         self._prepare_next()
         return inputs
 
-    def prepare(self, made: Any) -> Inputs:
-        """The model's inputs, of what ``__getitem__`` gave."""
-        inputs: Inputs = made if isinstance(made, torch.Tensor) else self._prepare(made)
+    def prepare(self, rows: Any) -> Inputs:
+        """The model's inputs of what ``__getitem__`` gave: inputs already, or stored rows."""
+        inputs: Inputs = rows if isinstance(rows, torch.Tensor) else self._prepare(rows)
         return inputs
 
     def _prepare_next(self) -> None:
+        """Let the thread make the inputs of the next microbatch, if there is one."""
         self._next = None
         if self._microbatches:
             self._next = self._thread.submit(self._take, len(self._microbatches[0]))
 
     def _take(self, count: int) -> Inputs:
+        """The inputs of the next ``count`` rows, which it waits for."""
         return self._prepare(np.stack(self.workers.take(count)))
 
 
 def opens_files(stored: Stored) -> bool:
-    """Whether rows are decoded from files each time that they are read."""
+    """Whether stored rows are decoded from files each time that they are read."""
     return bool(getattr(stored, "in_files", False))
 
 

@@ -1,7 +1,9 @@
-"""The one form of a partition: the client of each row, in two arrays of which a client's rows are a
-slice; and how a scheme (``fedlsg.config.partitions``) deals rows.
+"""``Parts``, the one form of a partition: the client of each row; and how a scheme deals rows.
 
-Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``).
+Schemes are those of ``fedlsg.config.partitions``.
+
+Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``,
+``given_partition``).
 
 A partition represents data that the clients have always held. It is drawn once from a public seed
 and then fixed: adding or removing one example adds or removes it in one client's part, and nothing
@@ -29,10 +31,16 @@ from fedlsg.config.partitions import IID, SCHEMES, Scheme, check_clients
 
 
 class Parts(Sequence[Tensor]):
-    """Rows of every client, ascending; a tensor of them is made when it is asked for.
+    """The numbers of the rows of each client, ascending.
 
-    Guarantee: the parts are disjoint, because each row has one ``owner``: its client, -1 for
-    nobody. ``names``: what the data call the clients, all different; None where they have none.
+    Two arrays hold them: all rows, client by client, and the end of each client's slice. A tensor
+    of a slice is made when it is asked for.
+
+    Guarantee: the parts are disjoint, because each row has one ``owner``.
+
+    owner: the client of each row; -1 for a row without a client.
+    clients: the number of clients.
+    names: names of the clients in the data, all different; None without.
     Raises ValueError for an owner outside -1 to ``clients`` - 1.
     """
 
@@ -53,7 +61,7 @@ class Parts(Sequence[Tensor]):
 
     @property
     def owner(self) -> Int64[np.ndarray, " n"]:
-        """The client of each row, -1 for nobody."""
+        """The client of each row; -1 for a row without a client."""
         owner = np.full(self._count, -1)
         owner[self._rows] = np.repeat(np.arange(len(self)), self.sizes)
         return owner
@@ -94,15 +102,15 @@ def partition(
     seed: int,
     **settings: Any,
 ) -> Parts:
-    """Indices of each client's examples, sorted. ``settings``: at least those of the scheme.
+    """Numbers of each client's examples, ascending. ``settings``: at least those of the scheme.
 
-    Guarantees: every example belongs to exactly one client and every client has one. Where N does
-    not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example
+    Guarantees: every example belongs to exactly one client, and every client has one. If N does not
+    divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example
     more. The result depends on the arguments only, and no global random state is read or moved.
 
-    Raises ValueError: labels that are no classes (int64 of shape (n,)) where the scheme reads them,
-    num_clients outside 1..N, an unknown scheme, a setting out of range, or settings that leave a
-    client without examples.
+    Raises ValueError for labels that are not classes (int64 of shape (n,)) if the scheme reads
+    classes, for num_clients outside 1..N, for an unknown scheme, for a setting out of range, and
+    for settings that leave a client without examples.
     """
     check_clients(num_clients, len(labels))
     parts = matching_parts(
@@ -144,7 +152,7 @@ def matching_parts(
 
 
 def _classes(labels: Tensor, scheme: Scheme) -> Int64[np.ndarray, " n"]:
-    """The classes that a scheme reads; zeros where it reads none."""
+    """The classes that a scheme reads; zeros for one that reads none."""
     if not scheme.reads_classes:
         return np.zeros(len(labels), dtype=np.int64)
     if labels.dtype != torch.int64 or labels.ndim != 1:
@@ -156,9 +164,7 @@ def _classes(labels: Tensor, scheme: Scheme) -> Int64[np.ndarray, " n"]:
 
 
 def _shuffled(count: int, seed: int) -> np.ndarray:
-    """An order from a stream of its own: that in which a data set is stored must not decide who
-    gets which example.
-    """
+    """A public order of examples: the stored order must not decide who gets which example."""
     return np.random.Generator(np.random.PCG64([seed, 1])).permutation(count)
 
 
@@ -166,6 +172,7 @@ def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:
     """SHA-256, hexadecimal, over ``before``, and the number of rows of each client and its rows."""
     sha = hashlib.sha256(before)
     if isinstance(parts, Parts):
+        # each client's size in front of its rows, as below, without a tensor for each client
         starts = parts._ends - parts.sizes
         sha.update(np.insert(parts._rows, starts, parts.sizes).astype("<i8").tobytes())
     else:
@@ -175,14 +182,16 @@ def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:
 
 
 def distinct_names(names: Sequence[object], name: str) -> tuple[str, ...]:
-    """What clients are called: values and keys as texts. Raises ValueError for two that are
-    equal.
-    """
-    texts = tuple(", ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        raise ValueError(f"{name}: two clients are named {twice!r}: give each its own name")
-    return texts
+    """Names of clients, from values and keys, as texts. Raises ValueError for two equal ones."""
+    texts = []
+    seen = set[str]()
+    for value in names:
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if text in seen:
+            raise ValueError(f"{name}: two clients are named {text!r}: give each its own name")
+        seen.add(text)
+        texts.append(text)
+    return tuple(texts)
 
 
 def label_of(client: int, names: Sequence[str] | None) -> str:
@@ -201,6 +210,7 @@ def check_disjoint(
     twice (either makes the claimed epsilon false), and if an index is outside [0, num_examples) or
     is not int64.
     """
+    # the fast way: one count of all rows; only a partition that fails it is read client by client
     if parts and all(part.dtype == torch.int64 and part.ndim == 1 for part in parts):
         rows = torch.cat([part.cpu() for part in parts])
         inside = not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < num_examples

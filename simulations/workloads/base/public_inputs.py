@@ -1,7 +1,7 @@
-"""Public inputs from no data at all: synthetic images, bags of words, and a user's function; and
-how images are stored.
+"""Public inputs from no data at all: synthetic images, bags of words, and a user's function.
 
-A workload's model is given what it would be given, were they stored as its own.
+``Pixels`` says how a workload stores images: synthetic ones take this form, so that the model gets
+them as it gets the workload's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,20 +20,21 @@ from fedlsg.carriers.probe.synthetic import dead_leaves, pink
 from fedlsg.carriers.probe.synthetic_texts import Vocabulary, bags_of_words
 
 LEAST_SIDE = 8
-"""Fewest pixels on a side of what is taken for an image."""
+"""An array with fewer pixels on a side is not taken for an image."""
 CHANNELS = (1, 3)
+"""Numbers of channels of images."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pixels:
     """How a workload stores images.
 
-    form: of one stored image, with ``channel`` the place of its channels, None for grey images
-        without.
-    black, white: stored values of 0 and 1.
+    form: the shape of one stored image.
+    channel: the place of the channels in ``form``; None for grey images without that axis.
+    black: the stored value of 0.
+    white: the stored value of 1.
     whole: whether they are stored as uint8, else as float32.
-    prepare: from stored images to the model's inputs: the workload's own, so that it is the same
-        normalisation.
+    prepare: makes the model's inputs of stored images, with the workload's own normalisation.
     """
 
     form: tuple[int, ...]
@@ -63,17 +64,16 @@ class Pixels:
 
 
 def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
-    """How some stored public rows hold images; None where they hold something else.
+    """How some stored public rows hold images; None if they hold something else.
 
-    Images are (channels, height, width) or channels last, or uint8 without channels. Values are
-    0..255 in integers; in floats 0..1, 0..255 or -1..1 if all are there, else standardised ones:
-    black is -2 and white 2.
+    Images are (channels, height, width) or channels last, or uint8 without channels. Integers are
+    0..255. The range of floats is the first of 0..1, 0..255 and -1..1 that has all values. Others
+    are taken for standardised ones: black is -2 and white 2, two standard deviations.
     """
-    array = public if isinstance(public, np.ndarray) else np.zeros(0)
-    form: tuple[int, ...] = array.shape[1:]
-    dtype = array.dtype
-    if dtype != np.uint8 and dtype != np.float32:
+    if not isinstance(public, np.ndarray) or public.dtype not in (np.uint8, np.float32):
         return None
+    form: tuple[int, ...] = public.shape[1:]
+    dtype = public.dtype
     if len(form) == 2 and dtype == np.uint8:
         channel = None
     elif len(form) == 3 and (form[0] in CHANNELS or form[2] in CHANNELS):
@@ -82,9 +82,9 @@ def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
         return None
     if min(side for place, side in enumerate(form) if place != channel) < LEAST_SIDE:
         return None
-    black, white = (
-        (0.0, 255.0) if dtype == np.uint8 else _range(float(array.min()), float(array.max()))
-    )
+    black, white = 0.0, 255.0
+    if dtype == np.float32:
+        black, white = _range(float(public.min()), float(public.max()))
     return Pixels(
         form=form,
         channel=channel,
@@ -96,10 +96,11 @@ def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
 
 
 def _range(least: float, most: float) -> tuple[float, float]:
-    known = ((0.0, 1.0), (0.0, 255.0), (-1.0, 1.0))
-    return next(
-        ((black, white) for black, white in known if black <= least and most <= white), (-2.0, 2.0)
-    )
+    """The values of black and white in images with this smallest and largest value."""
+    for black, white in ((0.0, 1.0), (0.0, 255.0), (-1.0, 1.0)):
+        if black <= least and most <= white:
+            return black, white
+    return -2.0, 2.0
 
 
 def image_draws(pixels: Pixels) -> Mapping[str, Draw]:
@@ -110,52 +111,55 @@ def image_draws(pixels: Pixels) -> Mapping[str, Draw]:
 def _draw(
     make: Callable[..., Tensor], pixels: Pixels, count: int, generator: torch.Generator
 ) -> Any:
+    """The model's inputs for ``count`` images that ``make`` draws."""
     return pixels.inputs(make(count, pixels.shape, generator))
 
 
 @dataclass(frozen=True, eq=False)
 class CheckedDraw:
-    """``draw(count, generator)`` of a user; what it gives must have one row for each input that was
-    asked for.
+    """A user's ``draw(count, generator)``, whose result is checked: one row for each input.
+
+    name: of the function, for messages.
     """
 
     draw: Draw
     name: str
 
     def __call__(self, count: int, generator: torch.Generator) -> Any:
-        """Raises ValueError for something else; ImportError, naming file and line, for code that
-        fails.
+        """What the function draws.
+
+        Raises ValueError for another number of rows; ImportError, naming file and line, for code
+        that fails.
         """
-        drawn = user_code.run(self.name, lambda: self.draw(count, generator))
-        inputs = drawn[0] if isinstance(drawn, tuple) and len(drawn) == 2 else drawn
+        result = user_code.run(self.name, lambda: self.draw(count, generator))
+        inputs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         fields = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-        if not fields or not all(
-            isinstance(value, Tensor) and value.ndim and len(value) == count for value in fields
-        ):
-            forms = [
-                tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                for value in fields
-            ]
+        forms: list[Any] = [
+            tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            for value in fields
+        ]
+        is_complete = all(isinstance(form, tuple) and form[:1] == (count,) for form in forms)
+        if not forms or not is_complete:
             raise ValueError(
                 f"probe source {self.name} gave {forms} for count={count}: return a tensor (count, "
                 "...), a dict of them, or a pair (inputs, targets)"
             )
-        return drawn
+        return result
 
 
 WORD_STARTS = ("Ġ", "▁")
 """Marks of byte-pair and sentencepiece vocabularies before the first piece of a word."""
-TRIED = 100
-"""Words that are tried until the tokenizer gives one back as one token."""
+MAX_WORDS_TRIED = 100
+"""The most words that are tried until the tokenizer gives one back as one token."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordDraw:
-    """``draw(count, generator)``: bags of words as the model takes them; the vocabulary is read at
-    the first draw.
+    """Draws bags of words as the model takes them; the vocabulary is read at the first draw.
 
+    tokenizer: of the model.
     texts: 1, or 2 for pairs.
-    max_length: most tokens of a text or pair.
+    max_length: the most tokens of a text or pair.
     """
 
     tokenizer: Any
@@ -168,9 +172,7 @@ class WordDraw:
 
     @cached_property  # its fields never change
     def vocabulary(self) -> Vocabulary:
-        """The words of the tokenizer in the order of their numbers, which is about that of their
-        frequencies.
-        """
+        """The words of the tokenizer, ordered by number, which is about by frequency."""
         words = words_of(self.tokenizer)
         return Vocabulary(
             words=torch.tensor(words),
@@ -182,29 +184,31 @@ class WordDraw:
 
 
 def words_of(tokenizer: Any) -> list[int]:
-    """Numbers of the tokens that are words of two letters or more, ascending; of all but special
-    ones if none is.
+    """Numbers of the tokens that are words of two letters or more, ascending.
+
+    If no token is such a word, the numbers of all tokens that are not special.
     """
     special = set(tokenizer.all_special_ids)
     tokens = sorted(
         (number, token) for token, number in tokenizer.get_vocab().items() if number not in special
     )
-    mark = next(
-        (start for start in WORD_STARTS if any(token.startswith(start) for _, token in tokens)), ""
-    )
-    bare = (
-        (number, token.removeprefix(mark)) for number, token in tokens if token.startswith(mark)
-    )
-    words = [number for number, word in bare if len(word) > 1 and word.isalpha()]
+    marks = [mark for mark in WORD_STARTS if any(token.startswith(mark) for _, token in tokens)]
+    mark = marks[0] if marks else ""
+    words = []
+    for number, token in tokens:
+        word = token.removeprefix(mark)
+        if token.startswith(mark) and len(word) > 1 and word.isalpha():
+            words.append(number)
     return words or [number for number, _ in tokens]
 
 
 def tokens_around(tokenizer: Any, texts: int, words: list[int]) -> tuple[tuple[int, ...], ...]:
-    """The tokens before the first of ``texts``, after it, and after the second.
+    """The special tokens before the first of ``texts`` texts, after it, and after the second.
 
-    Raises ValueError for a tokenizer that gives no word back as the one token that it is.
+    words: numbers of tokens that are words.
+    Raises ValueError for a tokenizer that gives none of them back as the one token that it is.
     """
-    for number in words[:TRIED]:
+    for number in words[:MAX_WORDS_TRIED]:
         word = tokenizer.decode([number])
         row = list(tokenizer(*[word] * texts)["input_ids"])
         if row.count(number) == texts:

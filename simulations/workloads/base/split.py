@@ -1,5 +1,4 @@
-"""Examples of one split, kept as they are stored, their batches where they are computed, and what
-guessing reaches.
+"""The examples of one split, kept as they are stored; their batches; and what guessing reaches.
 
 Chance is the better accuracy of uniform guessing and of always predicting the most frequent class.
 Both are known from the public test splits alone. ``beats_chance`` decides whether an accuracy is
@@ -21,14 +20,13 @@ from torch import Tensor
 from fedlsg.randomness import public_generator
 
 Inputs = Tensor | dict[str, Tensor]
-"""A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes
-them.
-"""
+"""A model's inputs, batch first: one tensor, or tensors by the name of the model's argument."""
 
 
 class Augment(Protocol):
-    """Changes inputs (B, ...) at random, each row by itself: ``draw`` gives one number a row,
-    ``apply`` uses it.
+    """Changes inputs (B, ...) at random, each row by itself.
+
+    ``draw`` gives one number for each row, and ``apply`` uses it.
     """
 
     def draw(self, count: int, generator: torch.Generator, /) -> Int64[Tensor, " count"]: ...
@@ -37,9 +35,7 @@ class Augment(Protocol):
 
 
 class Stored(Protocol):
-    """N stored examples: a (memory-mapped) array, or any object that gives rows by an int64 index
-    array.
-    """
+    """N stored examples: an array, or any object that gives rows for an int64 array of numbers."""
 
     def __len__(self) -> int: ...
 
@@ -48,14 +44,14 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Picked:
-    """Some rows of stored examples, in a given order, without a copy of them."""
+    """Some rows of stored examples, by their numbers in order, without a copy of them."""
 
     stored: Stored
     rows: Int64[np.ndarray, " n"]
 
     @property
     def in_files(self) -> bool:
-        """Whether rows are decoded from files whenever they are read."""
+        """Whether rows are decoded from files each time that they are read."""
         return bool(getattr(self.stored, "in_files", False))
 
     def __len__(self) -> int:
@@ -72,16 +68,16 @@ class Split:
     inputs: N stored examples, possibly memory-mapped; never written to.
     labels: the targets. (N,) int64 for classes; otherwise any tensor with one row an example, as
     the loss takes them.
-    prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict
-    of padded tokens.
+    prepare: makes the model's inputs (B, ...) of stored rows, row by row: float32 images, or a dict
+        of padded tokens.
     lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None
     if all are equal.
-    groups: (N,) number of each example's group, by its own length: only examples of one group may
-        share a microbatch of a private step (``apart``); None for one group.
-    drawn: whether rows drew random numbers while they were read: read again, they are other rows.
-    columns: other values of a deployed client's own rows, by name (N,); elsewhere those of
+    groups: (N,) number of each example's group, which its own length decides. Only examples of one
+        group may share a microbatch of a private step (``apart``). None for one group.
+    drawn: whether rows drew random numbers while they were read. Read again, they differ.
+    columns: other values of a deployed client's own rows, by name (N,). Other splits have them in
         ``LoadedWorkload``.
-    encoded_from: the same examples as an encoder reads them, where inputs are features.
+    encoded_from: the same examples as an encoder reads them, if inputs are features; else None.
 
     Load a workload by name in every process instead of pickling a split: the pickle would hold
     every row.
@@ -106,10 +102,10 @@ class Split:
                 f"expected as many inputs as labels and one at least, got {len(self.inputs)} and "
                 f"{len(self.labels)}"
             )
-        for name, known in (("length", self.lengths), ("group", self.groups)):
-            if known is not None and known.shape != (len(self.labels),):
+        for name, values in (("length", self.lengths), ("group", self.groups)):
+            if values is not None and values.shape != (len(self.labels),):
                 raise ValueError(
-                    f"expected one {name} an example, got {len(known)} for {len(self.labels)}"
+                    f"expected one {name} an example, got {len(values)} for {len(self.labels)}"
                 )
 
     def __len__(self) -> int:
@@ -130,22 +126,21 @@ class Split:
         return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
 
     def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
-        """The same indices, the shortest examples first and ties as given, so that neighbours need
-        little padding.
+        """The same indices, the shortest examples first, so that neighbours need little padding.
 
-        Lengths are private: the order must not leave the client. It is not for private steps: see
-        ``apart``.
+        Equal lengths keep their order. Lengths are private: the order must not leave the client.
+        It is not for private steps: see ``apart``.
         """
         rows = self._checked(indices)
-        return (
-            rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
-        )
+        if self.lengths is None:
+            return rows
+        return rows[torch.argsort(self.lengths[rows], stable=True)]
 
     def apart(self, indices: Int64[Tensor, " b"]) -> list[Int64[Tensor, " places"]]:
-        """Places of the indices in groups that may share a microbatch, each ascending; one group
-        without ``groups``.
+        """The places in ``indices`` of each group of examples that may share a microbatch.
 
-        Guarantee: an example's group depends on that example alone. Private, as ``order`` is.
+        Places of a group are ascending. Without ``groups`` there is one group.
+        Guarantee: an example's group depends on that example alone. It is private, as ``order`` is.
         """
         rows = self._checked(indices)
         if self.groups is None:
@@ -167,6 +162,7 @@ class Split:
         )
 
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        """The indices on the CPU. Raises as ``batch``."""
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise TypeError(
                 f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}"
@@ -182,6 +178,7 @@ class NoRows(Split):
     """A training split without rows: the server of a deployment sees no training row."""
 
     def __init__(self) -> None:
+        # not that of Split, which refuses a split without rows; its fields are frozen
         empty = torch.zeros(0, dtype=torch.int64)
         for name, value in (
             ("inputs", empty.numpy()),
@@ -200,10 +197,10 @@ HOLDOUT = "holdout"
 def hold_out(
     size: int, share: float, name: str
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-    """Rows without a share of them, and that share: round(h n) rows of a fixed public permutation,
-    in stored order.
+    """Numbers of the rows that are kept, and of those that are held out, both ascending.
 
-    Raises ValueError for a share that leaves one side empty.
+    Held out are round(share size) rows of a fixed public permutation.
+    Raises ValueError, with the workload's ``name``, for a share that leaves one side empty.
     """
     count = round(share * size) if 0 < share < 1 else 0
     if not 0 < count < size:
@@ -216,7 +213,7 @@ def hold_out(
 
 
 def permutation(purpose: str, size: int) -> Int64[Tensor, " n"]:
-    """An order of rows that is public and depends on their number alone."""
+    """A public order of rows, which depends on their number and on the purpose alone."""
     return torch.randperm(size, generator=public_generator(0, "workload", purpose))
 
 
@@ -227,29 +224,30 @@ def _unavailable(rows: Any) -> Inputs:
 def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
     scaled = torch.from_numpy(stored).to(torch.float32, copy=True)
-    return scaled.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
+    return scaled.sub_(offset).mul_(scale)  # in place: new memory takes as long as the computation
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:
-    """From images (B, channels, ...) of 8 bits to ``(pixel / 255 - mean) / std`` in each channel,
-    float32.
+    """A ``prepare``: (pixel / 255 - mean) / std, float32, of images (B, channels, ...) of 8 bits.
+
+    It is computed as (pixel - 255 mean) / (255 std).
     """
     offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return partial(rescale, offset=offset, scale=1 / scale)
 
 
 RESIDENT_BYTES = 2**30
-"""Most bytes of a split that stays on a device: CIFAR-10's training images have 0.61e9 in
-float32.
+"""The most bytes of a split that stays on a device.
+
+CIFAR-10's training images have 0.61e9 in float32.
 """
 RESIDENT_SHARE = 8
-"""It takes no more than one part in so many of the device's free memory: several workers may share
-a GPU.
-"""
+"""A split takes at most 1 / 8 of the device's free memory: several workers may share a GPU."""
 AT_ONCE = 4096
 """Rows that are prepared at once while a split is copied."""
 
 Fetch = Callable[[Int64[Tensor, " b"]], tuple[Any, Int64[Tensor, " b"]]]
+"""Gives the inputs and targets of rows, by their numbers, on a device."""
 
 
 def to_device(inputs: Inputs, device: str) -> Inputs:
@@ -294,13 +292,15 @@ def fetcher(split: Split, device: str) -> Fetch:
 def _batch(
     split: Split, rows: Int64[Tensor, " b"], device: str
 ) -> tuple[Inputs, Int64[Tensor, " b"]]:
+    """A batch of the split, on the device."""
     inputs, targets = split.batch(rows)
     return to_device(inputs, device), sent(targets, device)
 
 
 def _resident(split: Split, device: str) -> Tensor | None:
-    """All inputs on the device; None for texts, which are padded batch by batch, and for a split
-    that is too large.
+    """All inputs on the device; None for a split that cannot stay there.
+
+    Texts cannot, because they are padded batch by batch. Nor can a split that is too large.
     """
     first, _ = split.batch(torch.zeros(1, dtype=torch.int64))
     if split.lengths is not None or not isinstance(first, Tensor):
@@ -317,16 +317,18 @@ def _resident(split: Split, device: str) -> Tensor | None:
 
 
 STANDARD_ERRORS = 3.0
+"""An accuracy is above chance if it is higher by more than this many standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """num_classes: uniform guessing has the accuracy 1 / num_classes.
+    """What guessing reaches on a workload's test splits.
 
+    num_classes: uniform guessing has the accuracy 1 / num_classes.
     majority_share: accuracy of the best constant prediction, over the test splits with equal
-    weights.
-    test_examples: number of examples whose mean has the same variance; for one test split, its
-    size.
+        weights.
+    test_examples: the number of examples of a single test split whose accuracy would have the same
+        variance; for one test split, its size.
     """
 
     num_classes: int
@@ -345,20 +347,22 @@ def chance_of(tests: Mapping[str, Split], num_classes: int) -> Chance:
         torch.bincount(split.labels, minlength=num_classes).double() / len(split)
         for split in tests.values()
     ]
-    effective = len(tests) ** 2 / sum(1 / len(split) for split in tests.values())
+    # the mean of k accuracies, each with variance v / N_i, has the variance v sum(1 / N_i) / k^2
+    effective_size = len(tests) ** 2 / sum(1 / len(split) for split in tests.values())
     return Chance(
         num_classes=num_classes,
         majority_share=float(torch.stack(shares).mean(0).max()),
-        test_examples=effective,
+        test_examples=effective_size,
     )
 
 
 def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
     """Standard error of the mean accuracy of n seeds: sqrt(sd^2 / n + v / N).
 
-    sd^2 is the sample variance over seeds (0 for n = 1: unknown); v = a (1 - a) is the variance of
-    one of the N test examples, at the accuracy reached or at chance, whichever is larger. All seeds
-    share one test split, so more seeds shrink the first part only.
+    sd^2 is the sample variance over seeds; it is not known for n = 1, and counts as 0.
+    v = a (1 - a) is the variance of one of the N test examples. Of the accuracy that was reached
+    and chance, a is the one with the larger v. All seeds share one test split, so more seeds shrink
+    the first part only.
     """
     mean, n = statistics.fmean(accuracies), len(accuracies)
     between = statistics.variance(accuracies) / n if n > 1 else 0.0
@@ -368,6 +372,5 @@ def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
 
 def beats_chance(accuracies: Sequence[float], chance: Chance) -> bool:
     """Whether the mean accuracy is more than three standard errors above chance."""
-    return statistics.fmean(accuracies) - chance.level > STANDARD_ERRORS * standard_error(
-        accuracies, chance
-    )
+    error = standard_error(accuracies, chance)
+    return statistics.fmean(accuracies) - chance.level > STANDARD_ERRORS * error

@@ -1,4 +1,4 @@
-"""Stored rows as arrays by name, whatever form they are kept in."""
+"""Stored rows of any form are made into numpy arrays by name."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 MASK = "attention_mask"
-"""0 in it marks padding of texts, which is not a part of a row."""
+"""The name of the tensor in which 0 marks the padding of texts, which is not a part of a row."""
 
 
 def is_known(stored: Any) -> bool:
@@ -22,8 +22,9 @@ def is_known(stored: Any) -> bool:
 
 
 def arrays_of(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
-    after the other.
+    """The arrays of some stored rows by name.
+
+    Padded texts have their lengths, and then the tokens of all texts one after the other.
     """
     if isinstance(stored, Mapping):
         mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0

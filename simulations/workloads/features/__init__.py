@@ -1,6 +1,4 @@
-"""A workload on public features: the same examples, encoded once, and small heads in the place of
-its models.
-"""
+"""A workload on public features: the same examples, encoded once, with small heads as models."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -47,32 +45,34 @@ from fedlsg.simulations.workloads.features.encoders import (
 )
 
 LAST = "commit 569be536 of November 2026 still has it"
+"""Where a part of ``feature_norm`` is that was removed."""
 
 
 def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
-    """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and
-    partitions stay.
+    """The workload whose inputs are features of the inputs of ``raw``; loss and partitions stay.
 
-    Features are in the cache folder of the request; those of a deployed client's own rows in the
-    client's folder.
-    Raises ValueError for a workload whose inputs are neither images nor tokens, or without classes,
-    for an unknown setting, and what finding the encoder raises.
+    Features are kept in the cache folder of the request. Those of a deployed client's own rows are
+    in the client's folder.
+    Raises ValueError for a workload whose inputs are neither images nor tokens, for one without
+    classes, and for an unknown setting; and the errors of finding the encoder.
     """
     options, say = request.options, request.progress
     assert options.features is not None, "called for features alone"
-    classes, cache = raw.classes(f"features={options.features}"), cache_folder(request.cache_dir)
+    classes = raw.classes(f"features={options.features}")
+    cache = cache_folder(request.cache_dir)
     say(f"features={options.features}: finding the encoder")
-    bare = _encoder(raw, options, classes, cache, say)
-    given, raw = raw, _as_pixels(raw, bare) if bare.pixels else raw
-    encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
+    encoder = _encoder(raw, options, classes, cache, say)
+    source = _as_pixels(raw, encoder) if encoder.pixels else raw
+    encoder = _normalise(encoder, source.synthetic, norm_of(options), cache, say)
     if (count := options.feature_axes) is not None:
-        draw = next(iter(raw.synthetic.values()))
+        draw = next(iter(source.synthetic.values()))
         encoder = on_axes(encoder, draw, count, cache=cache, progress=say)
-    encoded = raw.with_splits(
+    encoded = source.with_splits(
         lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name)
     )
     shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
-    pixels, synthetic = _synthetic(raw, encoder)
+    pixels, synthetic = _synthetic(source, encoder)
+    read = source.read
     return replace(
         encoded,
         models=heads(shape, classes, width=options.head_width or DEFAULT_WIDTH),
@@ -85,18 +85,19 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
             **({} if options.feature_axes is None else {"axes": options.feature_axes}),
             "digest": hashlib.sha256(encoder.digest.encode()).hexdigest(),
         },
-        read=None if raw.read is None else partial(_own_rows, raw.read, raw.test.prepare, encoder),
+        read=None if read is None else partial(_own_rows, read, source.test.prepare, encoder),
         pixels=pixels,
         synthetic=synthetic,
-        raw=given,
+        raw=raw,
         encode=None if encoder.graph is None else encoder.with_graph,
         left_out=(),
     )
 
 
 def _synthetic(raw: LoadedWorkload, encoder: Encoder) -> tuple[Pixels | None, Mapping[str, Draw]]:
-    """Public images as stored images that become features, and the draws of ``raw`` as features of
-    what they draw.
+    """How stored images become features, and the draws of ``raw`` as draws of features.
+
+    The first is None for a workload that stores no images.
     """
     draws = {name: partial(_encoded_draw, draw, encoder) for name, draw in raw.synthetic.items()}
     if raw.pixels is None:
@@ -105,24 +106,25 @@ def _synthetic(raw: LoadedWorkload, encoder: Encoder) -> tuple[Pixels | None, Ma
 
 
 def _encode_stored(prepare: Callable[[Any], Any], encoder: Encoder, stored: np.ndarray) -> Tensor:
+    """Features of stored images."""
     return encode_rows(prepare(stored), encoder)
 
 
 def _encoded_draw(draw: Draw, encoder: Encoder, count: int, generator: torch.Generator) -> Any:
-    """Features of what is drawn, with its targets where there are some."""
-    drawn = draw(count, generator)
-    return (
-        (encode_rows(drawn[0], encoder), *drawn[1:])
-        if isinstance(drawn, tuple)
-        else encode_rows(drawn, encoder)
-    )
+    """Features of drawn inputs; with their targets, if the draw gives some."""
+    result = draw(count, generator)
+    if isinstance(result, tuple):
+        return (encode_rows(result[0], encoder), *result[1:])
+    return encode_rows(result, encoder)
 
 
 def _own_rows(
     read: Read, prepare: Callable[[Any], Any], encoder: Encoder, path: Path, cache: Path
 ) -> Split:
-    """A deployed client's own rows, encoded. ``prepare``: of the public rows. ``cache``: that
-    client's own folder.
+    """A deployed client's own rows, encoded.
+
+    prepare: that of the public rows.
+    cache: the client's own folder.
     """
     rows = read(path, cache)
     rows = replace(rows, prepare=prepare) if encoder.pixels else rows
@@ -130,36 +132,39 @@ def _own_rows(
 
 
 def norm_of(options: Options) -> str:
-    """``feature_norm``, or its default; ``feature_axes`` decorrelate and lengthen by themselves."""
-    usual = {SCATTERING: "group", PATCHES: "none" if options.feature_axes else "leaves+unit"}
-    return options.feature_norm or usual.get(str(options.features), "none")
+    """``feature_norm``, or its default.
+
+    With ``feature_axes`` the default of patches is "none", because axes decorrelate and scale.
+    """
+    defaults = {SCATTERING: "group", PATCHES: "none" if options.feature_axes else "leaves+unit"}
+    return options.feature_norm or defaults.get(str(options.features), "none")
 
 
 def _encoder(
     raw: LoadedWorkload, options: Options, classes: int, cache: Path, say: Progress
 ) -> Encoder:
+    """The encoder that ``features`` names, for the inputs of this workload."""
     features = str(options.features)
     inputs: Any = raw.test.batch(torch.tensor([0]))[0]
     if isinstance(inputs, dict) and "input_ids" in inputs:
         return text_encoder(features)
     if isinstance(inputs, Tensor) and inputs.ndim == 4:
         channels, height, width = inputs.shape[1:]
+        shape = (channels, height, width)
         if features == PATCHES:
-            given = {
-                name: value
+            values = {
+                name: getattr(options, f"patch_{name}")
                 for name in ("filters", "size", "places", "scales")
-                if (value := getattr(options, f"patch_{name}")) is not None
             }
-            settings, shape = PatchSettings(**given), (channels, height, width)
-            return patches_encoder(shape, settings, cache=cache, progress=say)
-        square = height == width and height >= LEAST_SIDE
-        models = {**(vision(channels, height, classes) if square else {}), **raw.models}
-        return image_encoder(features, (channels, height, width), models)
-    form = (
-        f"a dict of {', '.join(inputs)}"
-        if isinstance(inputs, dict)
-        else f"tensors {tuple(inputs.shape)}"
-    )
+            given = {name: value for name, value in values.items() if value is not None}
+            return patches_encoder(shape, PatchSettings(**given), cache=cache, progress=say)
+        models = raw.models
+        if height == width and height >= LEAST_SIDE:
+            models = {**vision(channels, height, classes), **models}
+        return image_encoder(features, shape, models)
+    form = f"a dict of {', '.join(inputs)}" if isinstance(inputs, dict) else "tensors "
+    if isinstance(inputs, Tensor):
+        form += f"{tuple(inputs.shape)}"
     raise ValueError(
         f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and "
         f"the inputs of {raw.name} are {form}: leave features out"
@@ -167,7 +172,7 @@ def _encoder(
 
 
 def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> LoadedWorkload:
-    """The workload whose inputs are images in 0..1, whatever normalisation its models want."""
+    """The workload whose inputs are images in 0..1, without the normalisation of its models."""
     if raw.pixels is None:
         raise ValueError(
             f"features={encoder.name} reads images of 0..255 or 0..1, and {raw.name} stores none: "
@@ -178,19 +183,21 @@ def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> LoadedWorkload:
     return replace(stored, synthetic=image_draws(pixels), pixels=pixels)
 
 
-def _normalized(
+def _normalise(
     encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress
 ) -> Encoder:
+    """The encoder with the parts of ``norm``, from left to right.
+
+    A part is in ALONE, or is the name of synthetic inputs whose statistics are used.
+    """
     for part in () if norm == "none" else norm.split("+"):
         if part == "mirror":
             raise ValueError(
                 f"feature_norm={norm}: mirror gained nothing and was removed: leave it out; {LAST}"
             )
         choose("part of feature_norm", part, {**ALONE, **synthetic})
-        alone = ALONE.get(part)
-        encoder = (
-            alone(encoder)
-            if alone
-            else decorrelated(encoder, synthetic[part], cache=cache, progress=say)
-        )
+        if part in ALONE:
+            encoder = ALONE[part](encoder)
+        else:
+            encoder = decorrelated(encoder, synthetic[part], cache=cache, progress=say)
     return encoder

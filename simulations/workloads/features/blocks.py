@@ -1,8 +1,8 @@
-"""Products with large matrices, in blocks of BLOCK_ROWS rows: the matrix is read once for a block.
+"""Products with large matrices are computed in blocks of rows: a block reads the matrix once.
 
 Guarantee: the bits of a row of the product depend on that row and the matrix alone, neither on the
-other rows of its block nor on its place there. Every block has the same shape, a short one is
-filled with zeros, so a library adds up each row's numbers in one order.
+other rows of its block nor on its place there. Every block has the same shape, because a short one
+is filled with zeros. So a library adds up the numbers of each row in the same order.
 """
 
 import torch
@@ -11,23 +11,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 BLOCK_ROWS = 32
+"""Rows of a block."""
 LARGE = 1e18
-"""A number that no sum forgets, where rows are mixed."""
+"""If rows were mixed, a sum with this number would lose all others."""
 
 
 class Product:
     """``product(x)`` = x @ matrix for x (rows, d) and ``matrix`` (d, k), float32 on the CPU.
 
-    Whether this machine's library keeps rows apart is tried once, with equal rows and with LARGE
-    ones next to them. Where it does not, rows are multiplied one by one.
+    The constructor tests whether this machine's library computes rows independently. If it does
+    not, rows are multiplied one by one.
     """
 
     def __init__(self, matrix: Float[Tensor, "d k"]) -> None:
         self.matrix, self.rows = matrix, BLOCK_ROWS
-        if not self._keeps_apart():
+        if not self._is_independent():
             self.rows = 1
 
-    def _keeps_apart(self) -> bool:
+    def _is_independent(self) -> bool:
+        """Whether a row has the same product among equal rows and next to rows of LARGE numbers."""
         generator = torch.Generator().manual_seed(0)
         row = torch.randn(1, len(self.matrix), generator=generator)
         equal = self(row.expand(BLOCK_ROWS, -1))
@@ -41,4 +43,5 @@ class Product:
         return torch.cat([self._of_block(block) for block in blocks])[: len(x)]
 
     def _of_block(self, block: Float[Tensor, "rows d"]) -> Float[Tensor, "rows k"]:
+        """The product of one block."""
         return block @ self.matrix

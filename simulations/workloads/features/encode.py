@@ -1,5 +1,4 @@
-"""Features of every example of a split, computed from that example alone and kept in the cache;
-``feature_norm``.
+"""Features of every example of a split are computed from that example alone, and kept in the cache.
 
 An encoder is public and frozen: filters, or weights that no private example of the run has changed.
 So its features cost no privacy, if those of an example depend on no other example. Here each
@@ -7,7 +6,7 @@ example is encoded in a batch of its own: neither a statistic of the batch nor t
 larger product can carry anything over from its neighbours. Products with statistics of synthetic
 inputs are taken in blocks of one size, see ``blocks``.
 
-They are normalised each example by itself, or by statistics of synthetic inputs:
+``feature_norm`` normalises each example by itself, or by statistics of synthetic inputs:
 none           as they are
 group          mean 0 and variance 1 in groups of channels of one example
 pool           maps averaged over squares of 2x2: a quarter of the values
@@ -42,9 +41,11 @@ from fedlsg.simulations.workloads.base.split import Inputs, Split
 from fedlsg.simulations.workloads.features.blocks import BLOCK_ROWS, Product
 
 FORMAT = "float16, one example at a time, version 2"
-SAID_EVERY = 1000
+"""A part of the key of cached features; another form needs another text."""
+REPORT_EVERY = 1000
 """Examples between two lines of progress."""
 DIGESTED_AT_ONCE = 256
+"""Examples that are read at a time for the digest of a split."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,10 +55,10 @@ class Encoder:
     name: what reports call it.
     digest: of all that the function depends on: weights or filters, code, libraries.
     encode: inputs (1, ...) to features (1, D) or (1, C, h, w), float32 on the CPU.
-    steps: what is done with features (B, ...) after that; a row's bits depend on that row alone.
-    pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
+    steps: functions of features (B, ...) that follow. A row's bits depend on that row alone.
+    pixels: whether its inputs are images in 0..1, without the normalisation of the workload's own
         models.
-    graph: as ``encode``, with a graph back to its inputs; None where there is none.
+    graph: as ``encode``, with a graph back to its inputs; None if it has none.
     """
 
     name: str
@@ -72,25 +73,26 @@ class Encoder:
         return replace(self, steps=(*self.steps, step), digest=digest)
 
     def of(self, examples: Sequence[Inputs]) -> Tensor:
-        """Features (examples, ...). Raises ValueError where the encoder fails, or returns another
-        form.
-        """
-        features = torch.cat([self._encoded(inputs) for inputs in examples])
+        """Features (examples, ...). Raises ValueError if the encoder fails, or for another form."""
+        features = torch.cat([self._encode_one(inputs) for inputs in examples])
         for step in self.steps:
             features = step(features)
         return features
 
     def with_graph(self, images: Float[Tensor, "b c h w"]) -> Tensor:
-        """Features of images with a graph back to their pixels, on the device and in the precision
-        of the images: for attacks, which search for images. Stored features are rounded to float16.
+        """Features of images with a graph back to their pixels, for attacks that search for images.
+
+        They are on the device and in the precision of the images. Stored features are rounded to
+        float16, these are not.
         """
-        assert self.graph is not None, "asked of an encoder that has a graph"
+        assert self.graph is not None, "called for an encoder that has a graph"
         features = torch.cat([self.graph(image) for image in images.float().cpu().split(1)])
         for step in self.steps:
             features = step(features)
         return features.to(images)
 
-    def _encoded(self, inputs: Inputs) -> Tensor:
+    def _encode_one(self, inputs: Inputs) -> Tensor:
+        """Features of one example before ``steps``; raises as ``of``."""
         try:
             with torch.no_grad():
                 features = self.encode(inputs)
@@ -112,11 +114,10 @@ class Encoder:
 def encode_split(
     split: Split, encoder: Encoder, *, cache: Path, progress: Progress, what: str
 ) -> Split:
-    """The same examples as features: float16 in the cache folder, float32 in batches; ``what``
-    names the split.
+    """The same examples as features: float16 in the cache folder, float32 in batches.
 
-    Computed once: the entry's key depends on the encoder and on the inputs of all examples in their
-    order.
+    They are computed once: the entry's key depends on the encoder and on the inputs of all examples
+    in their order. ``what``: the name of the split.
     Guarantee: the features of an example are, to the last bit, a function of its inputs and the
     encoder.
     Raises ValueError for features that are not finite in float16; OSError if the cache cannot be
@@ -134,44 +135,47 @@ def encode_split(
 
 def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
     """Features of public inputs, rounded as those of a split, float32."""
-    fields = inputs if isinstance(inputs, dict) else {"": inputs}
-    count = len(next(iter(fields.values())))
 
     def example(row: int) -> Inputs:
-        example_fields = {name: value[[row]] for name, value in fields.items()}
-        return example_fields if isinstance(inputs, dict) else example_fields[""]
+        if isinstance(inputs, dict):
+            return {name: value[[row]] for name, value in inputs.items()}
+        return inputs[[row]]
 
-    blocks = [encoder.of([example(row) for row in rows]) for rows in _in_blocks(count)]
+    count = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
+    blocks = [encoder.of([example(row) for row in rows]) for rows in _blocks_of(count)]
     return torch.cat(blocks).half().float()
 
 
-def _in_blocks(count: int) -> list[range]:
+def _blocks_of(count: int) -> list[range]:
+    """The numbers of ``count`` rows, BLOCK_ROWS at a time."""
     return [range(start, min(start + BLOCK_ROWS, count)) for start in range(0, count, BLOCK_ROWS)]
 
 
 def as_float(stored: np.ndarray) -> Tensor:
-    """float32, a copy."""
+    """Stored features as float32, a copy."""
     return torch.from_numpy(stored).to(torch.float32)
 
 
 def _inputs(split: Split, rows: np.ndarray) -> Inputs:
+    """The encoder's inputs of these rows."""
     return split.prepare(split.inputs[rows])
 
 
 def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np.ndarray:
+    """Features of all examples as float16. Raises ValueError for features beyond its range."""
     progress(f"features of {what}: {len(split):,} examples; they are kept for later runs")
     first = encoder.of([_inputs(split, np.array([0]))])
     features = np.empty((len(split), *first.shape[1:]), dtype=np.float16)
-    for rows in _in_blocks(len(split)):
+    for rows in _blocks_of(len(split)):
         block = slice(rows.start, rows.stop)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # too large for float16 becomes infinite: refused below
             features[block] = encoder.of([_inputs(split, np.array([row])) for row in rows]).numpy()
         if not np.isfinite(features[block]).all():
             raise ValueError(
                 f"features={encoder.name} gives values that are not finite in float16: give "
                 "feature_norm=group"
             )
-        if rows.stop // SAID_EVERY > rows.start // SAID_EVERY:
+        if rows.stop // REPORT_EVERY > rows.start // REPORT_EVERY:
             progress(f"features of {what}: {rows.stop:,} of {len(split):,} examples")
     return features
 
@@ -188,8 +192,9 @@ def digest_inputs(batches: Iterable[Inputs], salt: str) -> str:
 
 
 def digest_arrays(arrays: Mapping[str, np.ndarray], salt: str) -> str:
-    """64 hex digits of every bit of public arrays: clients and server compare what they made of
-    equal draws.
+    """64 hex digits of every bit of public arrays.
+
+    Clients and server compare the arrays that they made of equal draws.
     """
     digest = hashlib.sha256(salt.encode())
     for name in sorted(arrays):
@@ -199,50 +204,61 @@ def digest_arrays(arrays: Mapping[str, np.ndarray], salt: str) -> str:
 
 
 ROWS = 1000
-"""Synthetic inputs that statistics are taken of."""
-UNIT_LENGTH, MIN_LENGTH = 10.0, 1e-12
-"""Length of an example's features after ``unit``, and the least that is divided by."""
-POWER, DAMPING = -0.25, 0.01
-"""Exponent of the covariance, and what is added to its eigenvalues, as a share of their mean."""
+"""The number of synthetic inputs for statistics."""
+UNIT_LENGTH = 10.0
+"""The length of an example's features after ``unit``."""
+MIN_LENGTH = 1e-12
+"""A smaller length is not divided by."""
+POWER = -0.25
+"""The exponent of the covariance."""
+DAMPING = 0.01
+"""A share of the mean eigenvalue of the covariance that is added to its eigenvalues."""
 
 
 def grouped(encoder: Encoder) -> Encoder:
-    """Mean 0 and variance 1 in each of GROUPS groups of channels, or over all of a vector."""
-    return encoder.then(partial(_each, _grouped), f"{encoder.digest} group {GROUPS}")
+    """The encoder with mean 0 and variance 1 in each of GROUPS groups of channels.
+
+    A vector is one group.
+    """
+    return encoder.then(partial(_each, _group), f"{encoder.digest} group {GROUPS}")
 
 
 def pooled(encoder: Encoder) -> Encoder:
-    """Averages over 2x2 squares. Raises ValueError, at the first example, for vectors and odd
-    sides.
+    """The encoder with averages over 2x2 squares.
+
+    Raises ValueError, at the first example, for vectors and odd sides.
     """
-    return encoder.then(partial(_each, _pooled), f"{encoder.digest} pool")
+    return encoder.then(partial(_each, _pool), f"{encoder.digest} pool")
 
 
 def lengthened(encoder: Encoder) -> Encoder:
-    """Length UNIT_LENGTH, whatever the contrast of an image or the number of features is."""
-    return encoder.then(partial(_each, _lengthened), f"{encoder.digest} unit {UNIT_LENGTH}")
+    """The encoder with features of length UNIT_LENGTH, for any contrast and number of features."""
+    return encoder.then(partial(_each, _scale), f"{encoder.digest} unit {UNIT_LENGTH}")
 
 
 def _each(function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    """Of each row by itself."""
+    """The function of each row by itself."""
     return torch.cat([function(row) for row in features.split(1)])
 
 
 ALONE = {"group": grouped, "pool": pooled, "unit": lengthened}
-"""Parts that see one example alone."""
+"""Parts of ``feature_norm`` that see one example alone."""
 
 
 def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progress) -> Encoder:
-    """Q (x - m): m the mean and S the covariance of features of ``draw``, Q = s (S / mean(S) +
-    DAMPING)^POWER.
+    """The encoder with Q (x - m) in place of features x: centred and decorrelated.
 
-    By channel of maps, whatever the place; by entry of vectors. mean(S) is the mean eigenvalue; s
-    makes the mean variance of the synthetic features 1. Both sides of the noise gain: directions of
-    small variance are learnt sooner. m and Q are computed once and kept in the cache folder: all
-    processes of a machine have the same bits.
+    m is the mean and S the covariance of features of synthetic inputs from ``draw``:
+
+        Q = s (S / mean(S) + DAMPING)^POWER
+
+    with mean(S) the mean eigenvalue, and s so that the mean variance of the synthetic features is
+    1. Maps have one m and Q over channels for all places, vectors over entries. With noise this
+    helps, because directions of small variance are learnt sooner. m and Q are computed once and
+    kept in the cache folder: all processes of a machine have the same bits.
     """
-    drawn = draw(ROWS, public_generator(0, "features", "statistics"))
-    inputs = drawn[0] if isinstance(drawn, tuple) else drawn
+    result = draw(ROWS, public_generator(0, "features", "statistics"))
+    inputs = result[0] if isinstance(result, tuple) else result
     key = digest_inputs([inputs], f"{encoder.digest} decorrelated {POWER} {DAMPING}")
 
     def build() -> dict[str, np.ndarray]:
@@ -251,7 +267,8 @@ def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progres
         return {"mean": mean.numpy(), "Q": Q.numpy()}
 
     arrays = load_or_build(cache, f"features-norm-{key}", build, progress=progress)
-    mean, product = torch.from_numpy(arrays["mean"].copy()), Product(torch.tensor(arrays["Q"]))
+    mean = torch.from_numpy(arrays["mean"].copy())
+    product = Product(torch.tensor(arrays["Q"]))  # Q is symmetric: rows times Q
 
     def step(features: Tensor) -> Tensor:
         centred = features.movedim(1, -1) - mean
@@ -261,28 +278,32 @@ def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progres
 
 
 def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]:
-    """m and Q of public features, float32; see ``decorrelated``."""
+    """m and Q of public features, float32; see ``decorrelated``.
+
+    With S = U diag(lambda) U^T, v = lambda / mean(lambda) and f = (v + DAMPING)^POWER it is
+    Q = s U diag(f) U^T. The mean variance of U diag(f) U^T x is mean(lambda f^2), so
+    1 / s = sqrt(mean(lambda) mean(v f^2)).
+    """
     rows = x.double().movedim(1, -1).flatten(0, -2)
     mean = rows.mean(0)
     S = (rows - mean).mT @ (rows - mean) / len(rows)
-    values, U = torch.linalg.eigh(S)
-    values = values.clamp(min=0) / values.mean()
-    scale = (values + DAMPING) ** POWER
-    Q = (U * scale) @ U.mT
-    s = (S.trace() * (values * scale**2).mean() / len(S)).sqrt()
-    return mean.float(), (Q / s).float()
+    eigenvalues, U = torch.linalg.eigh(S)
+    v = eigenvalues.clamp(min=0) / eigenvalues.mean()
+    f = (v + DAMPING) ** POWER
+    inverse_s = (S.trace() * (v * f**2).mean() / len(S)).sqrt()
+    return mean.float(), ((U * f) @ U.mT / inverse_s).float()
 
 
-def _lengthened(x: Tensor) -> Tensor:
+def _scale(x: Tensor) -> Tensor:
     length: Tensor = x.norm()
     return x * (UNIT_LENGTH / length.clamp(min=MIN_LENGTH))
 
 
-def _grouped(x: Tensor) -> Tensor:
+def _group(x: Tensor) -> Tensor:
     return F.group_norm(x, gcd(GROUPS, x.shape[1]) if x.ndim == 4 else 1)
 
 
-def _pooled(x: Tensor) -> Tensor:
+def _pool(x: Tensor) -> Tensor:
     if x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2:
         raise ValueError(
             "feature_norm=pool halves maps with an even side, and these features are "

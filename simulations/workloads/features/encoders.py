@@ -43,22 +43,29 @@ from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.features.encode import Encoder, digest_arrays
 
 PATCHES, SCATTERING = "patches", "scattering"
+"""Names of encoders without a model."""
 WEIGHTS, FACTS = "model.safetensors", "config.json"
+"""Files of a model that fedlsg wrote."""
 GONE = "random-process"
+"""An encoder that was removed."""
 Builders = Mapping[str, Callable[[], nn.Module]]
-HALF = (0.5, 0.5, 0.5)
-"""Mean and standard deviation of pixels for a vision model whose folder says none."""
+"""Functions that build models, by the names of the models."""
+HALF = 0.5
+"""Mean and standard deviation of each channel of a vision model whose folder gives none."""
+DEFAULT_SIDE = 224
+"""Pixels on a side for a vision model whose folder gives none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A model that fedlsg wrote: its folder, and what config.json says of it."""
+    """A model that fedlsg wrote: its folder, and the contents of config.json."""
 
     folder: Path
     facts: Mapping[str, Any]
 
     @property
     def weights(self) -> Path:
+        """The file of its weights."""
         return self.folder / WEIGHTS
 
     @property
@@ -70,8 +77,9 @@ class Written:
 
 
 def written(features: str) -> Written | None:
-    """The model that fedlsg wrote at a path; None for any other name. ValueError for an unreadable
-    config.json.
+    """The model that fedlsg wrote at a path; None for any other name.
+
+    Raises ValueError for a config.json that cannot be read.
     """
     folder = Path(features).expanduser()
     folder = folder.parent if folder.name == WEIGHTS else folder
@@ -81,24 +89,23 @@ def written(features: str) -> Written | None:
         facts = bounded.read_json(folder / FACTS)
     except (OSError, ValueError) as error:
         raise ValueError(f"features={features}: cannot read {folder / FACTS} ({error})") from error
-    return (
-        Written(folder=folder, facts=facts)
-        if isinstance(facts, dict) and "fedlsg" in facts
-        else None
-    )
+    if not isinstance(facts, dict) or "fedlsg" not in facts:
+        return None
+    return Written(folder=folder, facts=facts)
 
 
 def text_source(features: str) -> EncoderSource:
-    """The encoder whose tokenizer prepares texts for ``features``. Raises ValueError, or what
-    finding it raises.
+    """The encoder whose tokenizer prepares texts for ``features``.
+
+    Raises ValueError for an encoder of images; and the errors of finding the encoder.
     """
     if features in (PATCHES, SCATTERING):
         raise ValueError(
             f"features={features} is for images, and these are texts: give features=minilm, or "
             "another"
         )
-    words = written(features)
-    return _transformers_source(features) if words is None else words.text
+    model = written(features)
+    return _transformers_source(features) if model is None else model.text
 
 
 def _transformers_source(features: str) -> EncoderSource:
@@ -115,19 +122,20 @@ def _transformers_source(features: str) -> EncoderSource:
 
 
 def text_encoder(features: str) -> Encoder:
-    """Tokens to one vector a text: the pooling that the model names, else the mean over its tokens.
+    """The encoder of texts: tokens to one vector for each text.
 
-    Of a model that fedlsg wrote: what its classifier reads.
+    The vector is by the pooling that the model names, or the mean over its tokens. A model that
+    fedlsg wrote gives the inputs of its classifier.
     """
-    words, source = written(features), text_source(features)
-    if words is None:
+    own, source = written(features), text_source(features)
+    if own is None:
         model = sentence_encoder(source)
         digest = folder_digest(source)
     else:
-        model = build_encoder(source, num_classes=_classes(words))
-        load_pretrained(model, str(words.weights))
+        model = build_encoder(source, num_classes=_classes(own))
+        load_pretrained(model, str(own.weights))
         model.classifier = nn.Identity()
-        digest = digest_files([words.weights], salt=folder_digest(source))
+        digest = digest_files([own.weights], salt=folder_digest(source))
     return Encoder(
         name=Path(features).name,
         digest=f"text {digest}",
@@ -139,22 +147,23 @@ def image_encoder(features: str, shape: tuple[int, int, int], models: Builders) 
     """The encoder of images (channels, height, width).
 
     models: those of the workload, and any other that reads such images, with a layer named
-    ``classifier``.
-    Raises ValueError for images that it cannot read, and what finding a model raises.
+        ``classifier``.
+    Raises ValueError for images that it cannot read; and the errors of finding a model.
     """
     if features == SCATTERING:
         return _scattering(shape)
-    words = written(features)
-    if words is not None:
-        return _written_vision(words, words.folder.name, shape, models)
+    own = written(features)
+    if own is not None:
+        return _written_vision(own, own.folder.name, shape, models)
     return _transformers_vision(_transformers_source(features))
 
 
 def patches_encoder(
     shape: tuple[int, int, int], settings: PatchSettings, *, cache: Path, progress: Progress
 ) -> Encoder:
-    """The encoder of ``features=patches``; its filters are in the cache folder. Raises ValueError
-    for images that are too small, and for too many filters.
+    """The encoder of ``features=patches``; its filters are kept in the cache folder.
+
+    Raises ValueError for images that are too small, and for too many filters.
     """
     settings.check(shape)
     code = hashlib.sha256(Path(patches.__file__).read_bytes()).hexdigest()
@@ -176,6 +185,7 @@ def patches_encoder(
 
 
 def _scattering(shape: tuple[int, int, int]) -> Encoder:
+    """The encoder of ``features=scattering``. Raises ValueError for images of other sides."""
     _, height, side = shape
     if height != side or side < 8 or side % 4:
         raise ValueError(
@@ -188,9 +198,10 @@ def _scattering(shape: tuple[int, int, int]) -> Encoder:
 
 
 def _written_vision(
-    found: Written, called: str, shape: tuple[int, int, int], models: Builders
+    own: Written, label: str, shape: tuple[int, int, int], models: Builders
 ) -> Encoder:
-    where, name = f"features={called}", str(found.facts.get("model"))
+    """The encoder of a vision model that fedlsg wrote: the inputs of its classifier."""
+    where, name = f"features={label}", str(own.facts.get("model"))
     if name not in models:
         raise ValueError(
             f"{where}: no model {name!r} reads images of {shape}; there are {', '.join(models)}"
@@ -203,15 +214,16 @@ def _written_vision(
             "features"
         )
     try:
-        load_pretrained(model, str(found.weights))
+        load_pretrained(model, str(own.weights))
     except ValueError as error:
         raise ValueError(f"{where} does not read images of {shape}: {error}") from error
     setattr(model, CLASSIFIER, nn.Identity())
-    code = digest_files([found.weights], salt=f"vision {name} {shape}")
-    return Encoder(name=called, digest=code, encode=model.eval(), graph=model)
+    digest = digest_files([own.weights], salt=f"vision {name} {shape}")
+    return Encoder(name=label, digest=digest, encode=model.eval(), graph=model)
 
 
 def _transformers_vision(source: EncoderSource) -> Encoder:
+    """The encoder of a vision model of transformers: the mean of its last hidden states."""
     from transformers import AutoModel
 
     config = load_config(source)
@@ -221,9 +233,10 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
             "scattering"
         )
     settings = _preprocessor(model_folder(source))
-    size = _side(settings.get("size", getattr(config, "image_size", 224)))
+    size = _side(settings.get("size", getattr(config, "image_size", DEFAULT_SIDE)))
+    halves = [HALF] * config.num_channels
     mean, deviation = (
-        torch.tensor(settings.get(name) or HALF[:1] * config.num_channels).view(-1, 1, 1)
+        torch.tensor(settings.get(name) or halves).view(-1, 1, 1)
         for name in ("image_mean", "image_std")
     )
     model = load_body(AutoModel, source, config, "sdpa").eval()
@@ -233,6 +246,7 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
         x = pixels.expand(-1, config.num_channels, -1, -1) if pixels.shape[1] == 1 else pixels
         x = F.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
         hidden = model(pixel_values=(x - mean) / deviation).last_hidden_state
+        # maps (1, width, h, w) of convolutions, or (1, tokens, width) of transformers
         averaged: Tensor = hidden.mean((2, 3)) if hidden.ndim == 4 else hidden.mean(1)
         return averaged
 
@@ -246,25 +260,24 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
 
 
 def _encode_text(model: TextClassifier, tokens: Inputs) -> Float[Tensor, "one width"]:
+    """The features of one text."""
     assert isinstance(tokens, dict)
     features: Tensor = model(**tokens)
     return features
 
 
-def _classes(found: Written) -> int:
-    """Classes that the output layer of a written text model has; 2 for a model without one."""
-    sizes = [
-        len(tensor)
-        for name, tensor in read_weights(found.weights).items()
-        if name.startswith(f"{CLASSIFIER}.")
-    ]
+def _classes(own: Written) -> int:
+    """Classes of the output layer of a text model that fedlsg wrote; 2 for a model without one.
+
+    A head of two layers has a wider hidden layer: the smallest number of rows is that of classes.
+    """
+    weights = read_weights(own.weights)
+    sizes = [len(w) for name, w in weights.items() if name.startswith(f"{CLASSIFIER}.")]
     return min(sizes, default=2)
 
 
 def folder_digest(source: EncoderSource) -> str:
-    """Digest of a model's weights and of how it is built and pooled, and the version of
-    transformers.
-    """
+    """A digest of a model's weights and configuration, and of the version of transformers."""
     import transformers
 
     folder = model_folder(source)
@@ -277,6 +290,7 @@ def folder_digest(source: EncoderSource) -> str:
 
 
 def _preprocessor(folder: Path) -> Mapping[str, Any]:
+    """The settings of the images of a vision model; empty for a folder without them."""
     file = folder / "preprocessor_config.json"
     settings: Mapping[str, Any] = bounded.read_json(file) if file.is_file() else {}
     return settings

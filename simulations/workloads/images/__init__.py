@@ -1,5 +1,6 @@
-"""Image classification: published sets, any set of the hub; ``imagenet``: folders; ``digits``:
-those of scikit-learn.
+"""Image classification: published sets, and any set of the hub.
+
+``imagenet`` reads folders of images; ``digits`` has the digits of scikit-learn.
 
 cifar10, cifar100, svhn and fashion-mnist are read from the hub or a local mirror of the same
 layout. Their channel statistics are published constants, not computed from the run's data. Preset
@@ -18,6 +19,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,10 +50,14 @@ from fedlsg.simulations.workloads.rows.image_contents import Taken
 class ImageSet:
     """An image-classification data set of the hub, and its preset.
 
-    shape: None takes the shape of the first image.
-    mean, std: channel statistics of pixels in 0..1, public constants; never computed from the run's
+    name: of the workload.
+    hub_name, subset: of the data set on the hub.
+    image_column, label_column: names of its columns.
+    num_classes: labels are 0 to num_classes - 1.
+    shape: of every image; None takes the shape of the first one.
+    mean, std: channel statistics of pixels in 0..1: public constants, never computed from the run's
         data.
-    augment: for images that are large enough.
+    augment: random changes of training images that are larger than its padding; None without.
     defaults, method_defaults: see ``LoadedWorkload``.
     more: splits whose rows follow those of ``train``.
     """
@@ -72,6 +78,7 @@ class ImageSet:
 
     @property
     def summary(self) -> str:
+        """One line for a list."""
         splits = f", train and {' and '.join(self.more)} together" if self.more else ""
         return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name}{splits})."
 
@@ -92,9 +99,8 @@ class ImageSet:
             splits |= {split: split for split in self.more}
         image_set = find_set(place, request.data_dir, splits, published=True)
         parts = dict(image_set.splits)
-        joined = [part for split in self.more if split in parts for part in parts.pop(split)]
-        if joined:
-            parts["train"] = [*parts["train"], *joined]
+        if "train" in parts:
+            parts["train"] = [*parts["train"], *chain(*map(parts.pop, self.more))]
         return self.of(replace(image_set, splits=parts), request)
 
     def of(self, found: HubSet, request: Request) -> LoadedWorkload:
@@ -128,15 +134,12 @@ class ImageSet:
         shape = Shape(channels=channels, side=side)
 
         def own_rows(paths: Sequence[Path], cache: Path) -> Split:
-            key = digest_files(
-                paths, salt=f"own {self.name} {' '.join(columns)} {shape} {taken}, version 2"
-            )
-            build = partial(
-                read, self.name, set_of_files({"train": paths}).splits, shape=shape, progress=silent
-            )
-            return _split(
-                "train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare
-            )
+            """A client's own images of parquet files, decoded into its cache."""
+            salt = f"own {self.name} {' '.join(columns)} {shape} {taken}, version 2"
+            splits = set_of_files({"train": paths}).splits
+            build = partial(read, self.name, splits, shape=shape, progress=silent)
+            key = f"own-{digest_files(paths, salt=salt)}"
+            return _split("train", load_or_build(cache, key, build, progress=silent), prepare)
 
         pixels = Pixels(form=arrays["test_images"].shape[1:], prepare=prepare)
         return LoadedWorkload(
@@ -156,13 +159,15 @@ class ImageSet:
 
 
 def splits_of(test: str, request: Request) -> dict[str, str]:
-    """The set's own names of the splits that are read, by ours; a server whose clients hold rows
-    reads no training.
+    """The set's own names of the splits that are read, by "train" and "test".
+
+    A server whose clients hold their own rows reads no training rows.
     """
     return {"test": test} if request.public_only else {"train": "train", "test": test}
 
 
 def _split(name: str, arrays: Mapping[str, np.ndarray], prepare: Callable[[Any], Any]) -> Split:
+    """The split of cached arrays."""
     # A copy: PyTorch has no read-only tensors.
     labels = torch.from_numpy(arrays[f"{name}_labels"].copy())
     return Split(inputs=arrays[f"{name}_images"], labels=labels, prepare=prepare)
@@ -184,6 +189,7 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "partition": "iid",
     }
 )
+"""The preset of all image sets."""
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -193,10 +199,10 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "powersgd": {"learning_rate": 0.05},
     }
 )
-"""Learning rates of the methods without privacy: the better of 0.05 and 0.2 on a tenth of 6,000
-rows, held out.
+"""Settings of single methods.
 
-60 rounds, seed 7.
+The learning rates of the methods without privacy are the better of 0.05 and 0.2, by the accuracy on
+a held-out tenth of 6,000 rows of cifar10, after 60 rounds, with seed 7.
 """
 
 CIFAR10 = ImageSet(
@@ -225,9 +231,7 @@ CIFAR100: ImageSet = replace(
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
-"""100 classes of objects, 50,000 and 10,000 images of 3x32x32 (Krizhevsky 2009); the fine
-labels.
-"""
+"""100 classes of objects (fine labels), 50,000 and 10,000 images of 3x32x32 (Krizhevsky 2009)."""
 
 SVHN: ImageSet = replace(
     CIFAR10,
@@ -241,12 +245,10 @@ SVHN: ImageSet = replace(
     augment=crop,
     defaults=MappingProxyType({**CIFAR10.defaults, "delta": 1e-6}),
 )
-"""House numbers, 73,257 and 26,032 images of 3x32x32 (Netzer et al. 2011); ``extra`` is not
-used.
-"""
+"""House numbers, 73,257 and 26,032 images of 3x32x32 (Netzer et al. 2011), without ``extra``."""
 
 SVHN_EXTRA: ImageSet = replace(SVHN, name="svhn-extra", more=("extra",))
-"""The same with the 531,131 images of ``extra``: 604,388 to train on."""
+"""``SVHN`` with the 531,131 images of ``extra``: 604,388 to train on."""
 
 FASHION_MNIST: ImageSet = replace(
     CIFAR10,
@@ -266,16 +268,15 @@ IMAGE_SETS: Mapping[str, ImageSet] = MappingProxyType(
         for image_set in (CIFAR10, CIFAR100, SVHN, SVHN_EXTRA, FASHION_MNIST)
     }
 )
-"""By the name of the workload."""
+"""The published sets by the name of their workload."""
 
 
 Features = Mapping[str, Mapping[str, Any]]
+"""Columns of a data set by name, as the ``datasets`` library describes them."""
 
 
 class HubImages:
-    """Any set of the hub, with the preset of ``cifar10``. Pixels go from 0..1 to -1..1, by
-    constants.
-    """
+    """Any set of the hub, with the preset of ``cifar10``; pixels are scaled from 0..1 to -1..1."""
 
     summary = (
         "Any image-classification data set of the Hugging Face hub, by its name and its columns."
@@ -329,18 +330,14 @@ class HubImages:
 
 
 def choose_columns(features: Features, options: Options, place: str) -> tuple[str, str, int]:
-    """The image and the label column among the features of a data set, and the number of classes.
+    """The image column and the label column of a data set, and the number of classes.
 
-    Features are written as the ``datasets`` library stores them.
-
-    If the options name none, take the only image column and the only ClassLabel column. Raises
-    ValueError, listing the existing columns, if there is not exactly one, or if a named column is
-    missing or of another kind.
+    If the options name none, they are the only image column and the only ClassLabel column.
+    Raises ValueError, listing the existing columns, if there is not exactly one, or if a named
+    column is missing or of another kind.
     """
-    there = (
-        f"{place} has "
-        f"{', '.join(f'{name} ({_kind(feature)})' for name, feature in features.items())}"
-    )
+    columns = ", ".join(f"{name} ({_kind(feature)})" for name, feature in features.items())
+    there = f"{place} has {columns}"
     image = _choose(features, options.input_columns, "input_columns", "Image", there)
     label = _choose(features, options.label_column, "label_column", "ClassLabel", there)
     names = features[label].get("names") or ()
@@ -353,6 +350,7 @@ def choose_columns(features: Features, options: Options, place: str) -> tuple[st
 
 
 def _choose(features: Features, name: str | None, setting: str, kind: str, there: str) -> str:
+    """The named column, or the only one of a kind; ``there``: the columns, for messages."""
     fitting = [column for column, feature in features.items() if _kind(feature) == kind]
     if name is None:
         if len(fitting) != 1:

@@ -1,5 +1,4 @@
-"""Random flips and crops of a batch of images, and the copies of an example whose gradients are
-averaged.
+"""Random flips and crops of images, and the copies of an example whose gradients are averaged.
 
 With multiplicity M the gradients of an example's M copies are averaged before the clip, and the
 average is clipped as one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image
@@ -9,8 +8,8 @@ clipping each copy as an example, makes the epsilon wrong.
 The draws must not link examples either. If others can repeat them (a public seed), an example's
 draw must depend on its row in the data set, never on its place in the batch. Otherwise one example
 more or less changes how every later one is augmented, and the sum moves by more than one clipped
-gradient. ``draw_round`` and ``drawn_copies`` draw by row.
-``copies`` draws by place in the batch: it needs a generator that nobody can repeat.
+gradient. ``draw_round`` draws by row, for ``drawn_copies``. ``copies`` draws by place in the batch:
+it needs a generator that nobody can repeat.
 """
 
 from dataclasses import dataclass
@@ -27,11 +26,12 @@ PAD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """Reflect-pad by PAD and crop to the old size at a random place; if ``mirrored``, then flip
-    half of the images.
+    """Pads images by reflection, by PAD pixels, and crops them to the old size at a random place.
 
-    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. One draw an image
-    decides both.
+    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. One draw for each
+    image decides both.
+
+    mirrored: half of the images are flipped from left to right, too.
     """
 
     mirrored: bool
@@ -52,7 +52,7 @@ class Shift:
         changed.
 
         A draw is ``(flip * 9 + left) * 9 + top`` with left and top in 0..8; 4 and 4 is the centre.
-        It is one gather: the padded images are never formed.
+        Pixels are gathered from the images: the padded images are never formed.
         Raises ValueError for images of PAD pixels or fewer on a side, which cannot be padded by
         reflection.
         """
@@ -68,8 +68,8 @@ class Shift:
         flip = (drawn // (places * places) == 1).unsqueeze(1)
         columns = torch.where(flip, columns.flip(1), columns)
         pixels = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).view(batch, 1, height * width)
-        taken = images.flatten(2).gather(2, pixels.expand(batch, channels, height * width))
-        return taken.view(batch, channels, height, width)
+        shifted = images.flatten(2).gather(2, pixels.expand(batch, channels, height * width))
+        return shifted.view(batch, channels, height, width)
 
     def __call__(
         self, images: Float[Tensor, "b c h w"], generator: torch.Generator
@@ -105,10 +105,10 @@ def copies(
 def draw_round(
     augment: Augment, examples: int, multiplicity: int, generator: torch.Generator
 ) -> Int64[Tensor, "examples m"]:
-    """M draws for every example of a client, in a batch or not.
+    """M draws for every example of a client, whether it is in a batch or not.
 
-    The examples of a batch take their own rows of it, by their positions among the client's
-    examples, so that ``generator`` may be public. Raises ValueError for M < 1.
+    An example of a batch uses its own row of the draws, by its position among the client's
+    examples. So ``generator`` may be public. Raises ValueError for M < 1.
     """
     if multiplicity < 1:
         raise ValueError(f"expected {multiplicity=} >= 1")
@@ -133,8 +133,9 @@ def drawn_copies(
 
 
 def _reflected(start: Int64[Tensor, " b"], size: int) -> Int64[Tensor, "b size"]:
-    """Where the pixels ``start .. start + size - 1`` of a padded line are in the line itself, for
-    every row.
+    """The places in a line of the pixels ``start .. start + size - 1`` of the padded line.
+
+    Place p of the padded line is |p - PAD| on the left, and reflected at size - 1 on the right.
     """
     place = (torch.arange(size, device=start.device) + start.unsqueeze(1) - PAD).abs()
     return torch.where(place < size, place, 2 * (size - 1) - place)

@@ -1,5 +1,6 @@
-"""imagenet: photographs in a folder for each class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, opened
-when they are used.
+"""imagenet: photographs in a folder for each class, train/CLASS/*.JPEG and val/CLASS/*.JPEG.
+
+Images are opened when they are used.
 
 The folder is ``imagenet`` of the data folder (FEDLSG_DATA, --data-dir), or that folder itself. Any
 number of classes is taken: the folders of ``train`` in order, or those of ``val`` where a server
@@ -34,15 +35,18 @@ from fedlsg.simulations.workloads.rows.image_folders import (
 )
 from fedlsg.simulations.workloads.rows.shards import data_root
 
-NAME, SIDE, SHORTER = "imagenet", 224, 256
-"""Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the
-middle is used.
-"""
+NAME = "imagenet"
+SHORTER = 256
+"""Images are scaled to this many pixels on the shorter side."""
+SIDE = 224
+"""The square of this many pixels on a side, in the middle of a scaled image, is used."""
 CHECKED = 100_000
-"""JPEGs of a split that are looked at before the run, evenly spaced: half a minute. Others are
-opened when they are drawn, and one with several pictures ends the run.
+"""About this many JPEGs of a split, evenly spaced, are checked before the run: half a minute.
+
+Others are opened when they are drawn, and one with several pictures ends the run.
 """
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of the channels (R, G, B), for pixels in 0..1."""
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
@@ -60,8 +64,9 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "partition": "iid",
     }
 )
-"""Batch, learning rate and clip norm of De et al. 2022 on ImageNet; delta is below 1/N. Nothing was
-tuned here.
+"""Batch, learning rate and clip norm of De et al. 2022 on ImageNet; delta is below 1/N.
+
+Nothing was tuned here.
 """
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
 
@@ -70,8 +75,9 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"
 class ImageFiles:
     """Images in files, decoded when their rows are asked for: the ``Stored`` of a split.
 
+    root: the folder of the split.
     paths: relative to ``root``, as bytes (N,).
-    taken: what of an image is read.
+    taken: what is read of an image.
     """
 
     root: Path
@@ -83,9 +89,7 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, rows: Int64[np.ndarray, " b"]) -> UInt8[np.ndarray, "b 3 side side"]:
-        """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError, naming the file, for one that does
-        not decode.
-        """
+        """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError for a file that does not decode."""
         pixels = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
         for place, name in enumerate(self.paths[rows]):
             pixels[place] = _decode(self.root / os.fsdecode(bytes(name)), self.taken)
@@ -93,11 +97,10 @@ class ImageFiles:
 
 
 def load(request: Request) -> LoadedWorkload:
-    """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each
-    channel.
+    """Load the workload; inputs are (B, 3, 224, 224), (pixel / 255 - mean) / std of each channel.
 
-    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError
-    for a class without images, and for one of ``val`` that ``train`` has not.
+    Raises FileNotFoundError, naming the folder, for a split without images; ValueError for a class
+    without images, and for a class of ``val`` that ``train`` has not.
     """
     refuse_unused(request.options, workload=NAME, used=IMAGES)
     taken = Taken.by(request.options)
@@ -107,15 +110,13 @@ def load(request: Request) -> LoadedWorkload:
     for name in ("val",) if request.public_only else ("train", "val"):
         request.progress(f"{NAME}: listing the images of {name}")
         files = _list(root / name)
-        classes = classes or list(files)
+        classes = classes or list(files)  # those of the first split
         splits[name] = _rows(root / name, files, classes, "train", taken)
     pixels = Pixels(form=(3, SIDE, SIDE), prepare=splits["val"].prepare)
     arrays = OwnRows(name=NAME, test=splits["val"])
 
     def own_rows(path: Path, cache: Path) -> Split:
-        """A deployed client's own: its folder ``train``, or one with the folders of its classes; or
-        a file.
-        """
+        """A deployed client's own rows: a file, or a folder of classes or with one in ``train``."""
         if not path.is_dir():
             return arrays(path, cache)
         folder = path / "train" if (path / "train").is_dir() else path
@@ -145,8 +146,11 @@ def _rows(
     whose: str,
     taken: Taken,
 ) -> Split:
-    """Images of a folder by class. Raises ValueError for a class that ``classes``, which are
-    ``whose``, have not, and for a file that is not a JPEG of which something would be lost.
+    """Images of a folder by class.
+
+    whose: who has the ``classes``, for messages.
+    Raises ValueError for a class that is not one of ``classes``, and for a file of which something
+    would be lost. All files are checked for that, of the JPEGs about CHECKED.
     """
     if unknown := sorted(set(files) - set(classes)):
         raise ValueError(
@@ -156,9 +160,10 @@ def _rows(
     paths = np.array(
         [os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])]
     )
-    jpeg = np.array([name.lower().endswith((b".jpg", b".jpeg")) for name in paths])
-    checked = np.flatnonzero(jpeg)[:: max(1, math.ceil(jpeg.sum() / CHECKED))]
-    for row in sorted((*np.flatnonzero(~jpeg).tolist(), *checked.tolist())):
+    is_jpeg = np.array([name.lower().endswith((b".jpg", b".jpeg")) for name in paths])
+    step = max(1, math.ceil(is_jpeg.sum() / CHECKED))
+    checked = np.concatenate([np.flatnonzero(~is_jpeg), np.flatnonzero(is_jpeg)[::step]])
+    for row in sorted(checked.tolist()):
         check_contents(folder / os.fsdecode(bytes(paths[row])), taken)
     counts = torch.tensor([len(files.get(label, [])) for label in classes])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
@@ -180,8 +185,9 @@ def _root(data: Path | None) -> Path:
 
 
 def _list(folder: Path) -> dict[str, list[str]]:
-    """Paths of images by class, relative to the folder of the class, in the order of their
-    names.
+    """Paths of images by class, relative to the folder of the class, in the order of names.
+
+    Raises FileNotFoundError for fewer than two classes.
     """
     if not folder.is_dir():
         raise FileNotFoundError(_expected(folder))
@@ -192,6 +198,7 @@ def _list(folder: Path) -> dict[str, list[str]]:
 
 
 def _expected(folder: Path) -> str:
+    """The message about a folder without classes."""
     return (
         f"expected at least two folders of classes with images in {folder}, as "
         f"{folder}/n01440764/1.JPEG: unpack {NAME} there, or give --data-dir"
@@ -199,12 +206,12 @@ def _expected(folder: Path) -> str:
 
 
 def _decode(path: Path, taken: Taken) -> UInt8[np.ndarray, "3 side side"]:
+    """The square in the middle of a scaled image."""
     from PIL import Image
 
-    image = open_image(path, str(path), draft=(SHORTER, SHORTER), taken=taken)
-    whole = image.convert("RGB")
-    share = SHORTER / min(whole.size)
-    width, height = (max(SHORTER, round(share * side)) for side in whole.size)
+    image = open_image(path, str(path), draft=(SHORTER, SHORTER), taken=taken).convert("RGB")
+    factor = SHORTER / min(image.size)
+    width, height = (max(SHORTER, round(factor * side)) for side in image.size)
     left, top = (width - SIDE) // 2, (height - SIDE) // 2
-    scaled = whole.resize((width, height), Image.Resampling.BILINEAR)
+    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(scaled.crop((left, top, left + SIDE, top + SIDE))).transpose(2, 0, 1)

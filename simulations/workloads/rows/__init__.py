@@ -15,12 +15,12 @@
 Sizes, scales and classes follow from public rows (test) or a declared list, never from training
 rows.
 
-Here are data of a user's own as rows: inputs as they are stored, targets, and columns that may form
-clients.
+``Rows``, the form that all of them become, is here: inputs as they are stored, targets, and columns
+that may form clients.
 """
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,15 +45,19 @@ from fedlsg.strategies.own_loop.row_checks import not_finite
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a
-    declared list. ``images``: what is taken of each.
+    """How data are read; see the arguments of ``Workload``.
 
-    ``texts``: columns that are texts in every file, whatever those of one look like.
-
-    ``seed``: that of a reproducible run, whose rows draw by it; None: secret draws, new each time
-    that data are read.
-    ``like``: the public rows, whose classes and scale of pixels are taken; None while these are
-    read themselves.
+    inputs: names of the input columns; None: all that are not targets.
+    targets: names of the target columns; None: ``label``, or the folders of images.
+    more: columns of clients and of persons.
+    transform: the user's function; None without one.
+    images: what is read of each image.
+    progress: reports slow steps.
+    classes: the declared names; empty without.
+    texts: columns that are texts in every file, even if they look like numbers in one.
+    seed: that of a reproducible run, from which its rows draw. None: secret draws, new each time
+        that data are read.
+    like: the public rows, whose classes and scale of pixels are used. None while these are read.
     """
 
     inputs: tuple[str, ...] | None
@@ -68,28 +72,32 @@ class Columns:
     like: "Rows | None" = None
 
     def stream_of(self, what: str) -> SecretStream:
-        """Of the draws of a split's rows. Those of test are public: every process has the same test
-        rows.
+        """The stream from which the rows of a split draw.
+
+        That of test is public: every process has the same test rows.
         """
         if what == "test":
             return reproducible_stream(0, "rows", what)
-        return (
-            secret_stream() if self.seed is None else reproducible_stream(self.seed, "rows", what)
-        )
+        if self.seed is None:
+            return secret_stream()
+        return reproducible_stream(self.seed, "rows", what)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """``inputs``: N stored examples; ``targets``: (N, ...); ``prepare``: from stored rows to the
-    model's inputs.
+    """Rows that were read.
 
-    ``columns``: other values of the rows, by name (N,).
-    ``classes``: names of the classes, if the data say them.
-    ``names``, ``target_names``: the columns of inputs and targets.
-    ``white``: the value of a file's pixels that is 1, for images of more than 8 bits.
-    ``left_out``: what of the data is no input and no target.
-    ``drawn``: as in ``Split``.
-    ``decoded``: whether the inputs were images of files or of Pillow.
+    inputs: N stored examples.
+    targets: (N, ...).
+    prepare: makes the model's inputs from stored ones.
+    columns: other values of the rows, by name (N,).
+    classes: names of the classes, if the data have them.
+    names: the columns of the inputs.
+    target_names: the columns of the targets.
+    white: for images of more than 8 bits, the value of a file's pixels that becomes 1; else None.
+    left_out: columns or files of the data that are neither inputs nor targets, for people.
+    drawn: as in ``Split``.
+    decoded: whether the inputs were images of files or of Pillow.
     """
 
     inputs: Stored
@@ -106,9 +114,7 @@ class Rows:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run keeps of how rows were read: public, for it follows from names and from the
-        public rows.
-        """
+        """What a run records about how rows were read. It follows from names and public rows."""
         facts = {
             "inputs": list(self.names),
             "targets": list(self.target_names),
@@ -119,15 +125,15 @@ class Rows:
 
 
 def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **more: Any) -> Rows:
-    """Rows of one array, or of a list of things that a transform makes numbers of, once. ``more``:
-    fields of ``Rows``.
+    """Rows of one array, or of a list of things of which a transform makes numbers, once.
 
-    Without a transform, unsigned whole numbers of 8 or 16 bits in two dimensions or more an example
-    are pixels, which are divided by 255 or by ``white_of`` the public rows.
+    Without a transform, unsigned integers of 8 or 16 bits are pixels if an example has two
+    dimensions or more. They are divided by 255, or by ``white_of`` the public rows.
+
+    more: fields of ``Rows``.
     """
-    if not isinstance(stored, Tensor | np.ndarray) or (
-        isinstance(stored, np.ndarray) and stored.dtype.kind in "OUS"
-    ):
+    is_array = isinstance(stored, Tensor | np.ndarray)
+    if not is_array or (isinstance(stored, np.ndarray) and stored.dtype.kind in "OUS"):
         things = list(stored)
         several = bool(things) and isinstance(things[0], tuple) and len(columns.inputs or ()) > 1
         stored = transformed(things, columns.transform, several, what, columns.progress)
@@ -138,30 +144,31 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
         deep = np.asarray(stored, dtype=np.float32)
         more["white"] = white_of(deep) if columns.like is None else columns.like.white
         stored = deep / np.float32(more["white"] or 1)
-    array = (
-        (stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs"))
-        .detach()
-        .cpu()
-    )
-    scale = pixels if array.dtype == torch.uint8 and array.ndim > 2 else None
-    prepare = Prepare(scale) if columns.transform is None else Prepare.by(columns.transform, what)
-    if array.dtype in (torch.uint8, torch.bool) and array.ndim == 2 and columns.transform is None:
-        array = array.float()  # small numbers, which no layer takes as they are
-    return Rows(inputs=Array(array), targets=targets, prepare=prepare, **more)
+    tensor = stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs")
+    tensor = tensor.detach().cpu()
+    if columns.transform is not None:
+        prepare = Prepare.by(columns.transform, what)
+    elif tensor.dtype == torch.uint8 and tensor.ndim > 2:
+        prepare = Prepare(pixels)
+    else:
+        prepare = Prepare()
+        if tensor.dtype in (torch.uint8, torch.bool) and tensor.ndim == 2:
+            tensor = tensor.float()  # columns of small numbers, which no layer takes as they are
+    return Rows(inputs=Array(tensor), targets=targets, prepare=prepare, **more)
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
-    """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError
-    for a value that torch cannot convert to one.
+    """An array as a tensor; float64 of numpy, which few models take, as float32.
+
+    Raises ValueError for a value that torch cannot convert.
     """
-    # of pandas and pyarrow; torch warns
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()
-    if isinstance(value, np.ndarray) and not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
-    # torch can little
-    if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:
-        value = value.astype(np.int64)
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable:  # those of pandas and pyarrow, of which torch warns
+            value = value.copy()
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        if value.dtype.kind == "u" and value.dtype.itemsize > 1:  # torch computes little in these
+            value = value.astype(np.int64)
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -174,70 +181,72 @@ def as_tensor(value: Any, what: str) -> Tensor:
         ) from None
     if tensor.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")
-    return (
-        tensor.float()
-        if tensor.dtype == torch.float64 and not isinstance(value, Tensor)
-        else tensor
-    )
+    if tensor.dtype == torch.float64 and not isinstance(value, Tensor):
+        return tensor.float()
+    return tensor
+
+
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Types of targets that become int64, as the losses of torch take them."""
 
 
 def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as a tensor, small integers as int64; and the names of the classes, where targets are
-    texts.
+    """Targets as a tensor, and the names of their classes; no names for targets that are numbers.
 
-    The number of a class is its place among the declared classes, else among those of the public
-    rows, in order.
-    Raises ValueError, naming the row, for a text that is no class of these, and for a missing one.
+    The number of a class is its place among the declared classes. Without a declaration, it is the
+    place among those of the public rows, in order.
+    Raises ValueError, naming the row, for a text that is none of these, and for a missing one.
     """
-    things = (
-        value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
-    )
-    if not (isinstance(things, list | tuple) and any(isinstance(target, str) for target in things)):
-        if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            for row, target in enumerate(things):
-                if not isinstance(target, numbers.Real):
-                    raise ValueError(
-                        f"{what} targets have no number in row {row}, {target!r}: fill it in, or "
-                        "leave it out"
-                    )
-            value = np.array(things)
-        targets = as_tensor(value, f"{what} targets").detach().cpu()
-        return targets.long() if targets.dtype in (
-            torch.uint8,
-            torch.int8,
-            torch.int16,
-            torch.int32,
-        ) else targets, ()
+    is_object = isinstance(value, np.ndarray) and value.dtype.kind == "O"
+    is_text = isinstance(value, np.ndarray) and value.dtype.kind in "US"
+    things = value.tolist() if is_object or is_text else value
+    if isinstance(things, list | tuple) and any(isinstance(target, str) for target in things):
+        return _numbers_of_texts(things, columns, what)
+    if is_object:
+        for row, target in enumerate(things):
+            if not isinstance(target, numbers.Real):
+                raise ValueError(
+                    f"{what} targets have no number in row {row}, {target!r}: fill it in, or "
+                    "leave it out"
+                )
+        value = np.array(things)
+    targets = as_tensor(value, f"{what} targets").detach().cpu()
+    return targets.long() if targets.dtype in SMALL_INTEGERS else targets, ()
+
+
+def _numbers_of_texts(
+    things: Sequence[Any], columns: Columns, what: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of the class of each text, and the names of all classes."""
     for row, target in enumerate(things):
         if not isinstance(target, str) or not target.strip():
             raise ValueError(
                 f"{what} targets are texts, and row {row} has a missing one ({target!r}): fill it "
                 "in"
             )
-    known = columns.classes or (
-        columns.like.classes if columns.like is not None else tuple(sorted(set(things)))
-    )
-    if not known:
+    classes = columns.classes
+    if not classes:
+        classes = tuple(sorted(set(things))) if columns.like is None else columns.like.classes
+    if not classes:
         raise ValueError(
             f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K "
             "- 1, or texts in both"
         )
-    number = {name: place for place, name in enumerate(known)}
-    if unknown := next(
-        ((row, target) for row, target in enumerate(things) if target not in number), None
-    ):
-        row, target = unknown
-        whose = "classes=" if columns.classes else "test, which is public and says the classes"
-        raise ValueError(
-            f"{what} has the class {target!r} in row {row}, which is none of {whose} "
-            f"({', '.join(known)}): correct it, or declare all with classes="
-        )
-    return torch.tensor([number[target] for target in things]), known
+    number = {name: place for place, name in enumerate(classes)}
+    for row, target in enumerate(things):
+        if target not in number:
+            whose = "classes=" if columns.classes else "test, which is public and says the classes"
+            raise ValueError(
+                f"{what} has the class {target!r} in row {row}, which is none of {whose} "
+                f"({', '.join(classes)}): correct it, or declare all with classes="
+            )
+    return torch.tensor([number[target] for target in things]), classes
 
 
 class Array:
-    """N stored rows of one tensor; numpy keeps them, so that processes of one machine share the
-    memory.
+    """N stored rows of one tensor. Numpy keeps them, so processes of one machine share the memory.
+
+    Numpy has no bfloat16: such a tensor stays one.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -264,40 +273,42 @@ class Fields:
 
 
 def white_of(images: np.ndarray) -> float:
-    """What pixels of more than 8 bits are divided by: 1 for those within -1 and 1, else the least
-    2^b - 1 >= 255.
+    """The number that pixels of more than 8 bits are divided by.
+
+    It is 1 if all are within -1 and 1, else the smallest 2^b - 1 >= 255 that none exceeds.
     """
-    most = float(np.abs(images).max())
-    return 1.0 if most <= 1 else float(2 ** max(8, int(np.ceil(np.log2(most + 1)))) - 1)
+    largest = float(np.abs(images).max())
+    return 1.0 if largest <= 1 else float(2 ** max(8, int(np.ceil(np.log2(largest + 1)))) - 1)
 
 
 def pixels(images: Tensor) -> Tensor:
-    """From uint8 to [0, 1], float32."""
+    """Pixels of uint8 as float32 in [0, 1]."""
     return images / 255
 
 
-SHOWN = 12
-"""Most names of columns or classes that are printed."""
+MAX_SHOWN = 12
+"""The most names of columns or classes that are printed."""
 
 
 def describe_data(
     sizes: Mapping[str, int], data: Mapping[str, Any], more: Mapping[str, str] | None = None
 ) -> str:
-    """What of the data a run uses, in one line. ``data``: as ``Rows.facts``. ``more``: what to say
-    of a split.
+    """The data that a run uses, in one line for people.
+
+    sizes: rows of each split.
+    data: as ``Rows.facts``.
+    more: what to add about a split, by its name.
     """
     parts = [f"{name}: {size:,} rows{(more or {}).get(name, '')}" for name, size in sizes.items()]
-    for name in ("inputs", "targets", "classes"):
-        if names := list(data.get(name, ())):
-            words = (
-                [f"{number} {one}" for number, one in enumerate(names)]
-                if name == "classes"
-                else names
-            )
-            shown = words if len(names) <= SHOWN else [*words[: SHOWN - 1], "...", words[-1]]
-            parts.append(
-                f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}"
-            )
+    for kind in ("inputs", "targets", "classes"):
+        words = list(data.get(kind, ()))
+        count = len(words)
+        if kind == "classes":
+            words = [f"{number} {name}" for number, name in enumerate(words)]
+        if count > MAX_SHOWN:
+            words = [*words[: MAX_SHOWN - 1], "...", f"{words[-1]} ({count})"]
+        if words:
+            parts.append(f"{kind}: {', '.join(words)}")
     templates = {
         "white": "pixels divided by {:g}",
         "background": "transparent images on {}",
@@ -323,9 +334,7 @@ DISTANCES = (
 
 
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
-    """Raise ValueError for targets that are not numbers, or that a loss of torch for classes cannot
-    take.
-    """
+    """Raise ValueError for targets that are not real and finite, or that do not fit the loss."""
     targets = rows.targets
     if targets.is_complex() or targets.dtype == torch.bfloat16:
         raise ValueError(
@@ -359,10 +368,10 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
 
 
 def check_alike(train: Rows, test: Rows) -> None:
-    """Raise ValueError unless both splits have one form: classes, type and shape of targets, names
-    and types of inputs.
+    """Raise ValueError unless both splits have one form.
 
-    Shapes of inputs may differ: a model may take images or texts of several sizes.
+    It is the classes, the type and shape of targets, and the names and types of inputs. Shapes of
+    inputs may differ: a model may take images or texts of several sizes.
     """
     if train.classes != test.classes:
         raise ValueError(
@@ -374,14 +383,14 @@ def check_alike(train: Rows, test: Rows) -> None:
         raise ValueError(
             f"train targets are {forms[0]}, those of test {forms[1]}: give both one type and shape"
         )
-    first = [
-        {
-            name: str(value.dtype)
-            for name, value in fields_of(prepared(rows.inputs, rows.prepare, [0]))
-        }
-        for rows in (train, test)
-    ]
-    if first[0] != first[1]:
+    types, types_of_test = _input_types(train), _input_types(test)
+    if types != types_of_test:
         raise ValueError(
-            f"train inputs are {first[0]}, those of test {first[1]}: give both one form"
+            f"train inputs are {types}, those of test {types_of_test}: give both one form"
         )
+
+
+def _input_types(rows: Rows) -> dict[str, str]:
+    """The type of each of the model's inputs, by name."""
+    first = prepared(rows.inputs, rows.prepare, [0])
+    return {name: str(value.dtype) for name, value in fields_of(first)}

@@ -1,4 +1,4 @@
-"""Where the rows of a table are in memory: a row that comes twice is found by that."""
+"""Where the rows of a table are in memory: a row that comes twice is recognised by its place."""
 
 from typing import Any
 
@@ -10,9 +10,11 @@ from fedlsg.simulations.workloads.rows.columns import Table
 
 
 def parts_of_table(bare: Any, table: Table) -> RowParts:
-    """Where the values of the columns are; targets by a usual name do not count.
+    """Where the values of the input columns are.
 
-    bare: the table as it was given, which a ``Table`` holds in columns of pyarrow.
+    Columns that have a usual name of targets are not inputs (``input_names``).
+
+    bare: the table as it was given; ``table`` has its columns in pyarrow.
     """
     if isinstance(bare, tuple | list):  # with its targets
         bare = bare[0]
@@ -27,7 +29,11 @@ def parts_of_table(bare: Any, table: Table) -> RowParts:
 
 
 def _of_column(bare: Any, place: int, column: Any) -> RowParts:
-    """A column of numpy is looked at where the frame has it: pyarrow copies some."""
+    """Where the values of a column are.
+
+    place: its number in ``bare``. A numpy column of a frame is looked up there, because pyarrow
+        copies some.
+    """
     rows = np.arange(len(column))
     if isinstance(column, list):
         return of_things(column, rows)

@@ -1,11 +1,13 @@
-"""Data with columns: files of tables, pandas tables, ``datasets.Dataset``, by the names of their
-columns.
+"""Data with columns, by the names of the columns: files of tables, and tables of other libraries.
+
+These are pandas, pyarrow and ``datasets.Dataset``.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +26,30 @@ from fedlsg.simulations.workloads.rows.table_files import (
 LABEL = "label"
 """The column of the targets, if none is named."""
 MISSPELT = 0.7
-"""How alike a misspelt name is at least."""
+"""A name is a misspelt one of ``label`` if difflib's similarity is above this, in 0..1."""
 INDEX = re.compile(r"|Unnamed: ?\d+(_level_\d+)?|__index_level_\d+__")
-"""Names of columns that pandas, spreadsheets and R make of the numbers of rows."""
+"""Names of columns that pandas, spreadsheets and R make of the numbers of rows; R's is empty."""
 IDENTIFIERS = re.compile(r"index|level_\d+|id|row|row_?(id|number|num|nr)|rownames?", re.IGNORECASE)
-"""Names of columns that hold one number a row where all are different."""
+"""Names of columns that identify rows if their whole numbers are all different."""
 
 
 def is_table(data: Any) -> bool:
-    """Whether data have columns and a length: a ``datasets.Dataset``, or a table of pandas or
-    pyarrow.
-    """
+    """Whether data are a ``datasets.Dataset``, or a table of pandas or pyarrow."""
     columns = hasattr(data, "column_names") or (hasattr(data, "columns") and hasattr(data, "iloc"))
     return columns and hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """Columns by name: of pyarrow, or lists of things that it does not hold.
+    """The columns of a table, by name.
 
-    indexes: columns that number the rows.
+    columns: of pyarrow; a list for values that pyarrow does not take.
+    size: the number of rows.
+    what: the table in messages.
+    indexes: names of columns that number the rows.
     published: names of the classes of a column, in order.
-    path: of its file.
-    targets: of a pair (table, targets), which has them apart.
+    path: of its file; None for a table that is in memory.
+    targets: of a pair (table, targets); None if the targets are a column.
     """
 
     columns: Mapping[str, Any]
@@ -59,13 +62,18 @@ class Table:
 
     @staticmethod
     def of_file(path: Path, what: str, texts: Sequence[str] = ()) -> "Table":
-        """Raises OSError or ValueError, naming it, for a file that cannot be read."""
+        """The table of a file; ``texts``: columns of a CSV file that are read as texts.
+
+        Raises OSError or ValueError, naming the file, if it cannot be read.
+        """
         return replace(Table.of(read_file(path, what, texts), f"{what}={path.name}"), path=path)
 
     @staticmethod
     def of(data: Any, what: str) -> "Table":
-        """The columns of any table. Raises ValueError for two of one name, and for a table without
-        rows.
+        """A table of any library. Raises ValueError for two columns of one name, or without rows.
+
+        Categories of pandas and dictionaries of pyarrow become plain columns, and their texts the
+        published names of classes.
         """
         import pyarrow as pa
 
@@ -77,11 +85,8 @@ class Table:
         else:
             data, published = _as_arrow(data)
             names, values = data.column_names, list(data.columns)
-            indexes = [
-                name
-                for name in metadata_of(data, b"pandas").get("index_columns", [])
-                if isinstance(name, str)
-            ]
+            of_pandas = metadata_of(data, b"pandas").get("index_columns", [])
+            indexes = [name for name in of_pandas if isinstance(name, str)]
         names = [str(name).strip() for name in names]
         indexes += [name for name in names if INDEX.fullmatch(name)]
         if twice := [name for name in names if names.count(name) > 1 and name not in indexes]:
@@ -95,7 +100,7 @@ class Table:
             if isinstance(column, pa.ChunkedArray) and pa.types.is_dictionary(column.type):
                 categories = column.unify_dictionaries().chunk(0).dictionary.to_pylist()
                 columns[name] = column.cast(column.type.value_type)
-                if categories and all(isinstance(one, str) for one in categories):
+                if categories and all(isinstance(category, str) for category in categories):
                     published[name] = tuple(categories)
         return Table(
             columns=columns,
@@ -107,21 +112,22 @@ class Table:
 
     @staticmethod
     def of_columns(data: Any, what: str) -> "Table":
-        """One column, or a table of any names and size, of pandas or pyarrow."""
-        names = (
-            list(map(str, data.columns))
-            if hasattr(data, "columns") and hasattr(data, "iloc")
-            else [""]
+        """A table of one column, or of a frame of pandas, whose names may repeat or be empty.
+
+        Each column is named by its place and its name.
+        """
+        columns = {"0 ": data}
+        if hasattr(data, "columns") and hasattr(data, "iloc"):
+            names = map(str, data.columns)
+            columns = {f"{i} {name}": data.iloc[:, i] for i, name in enumerate(names)}
+        return Table(
+            columns={name: _of_pandas(column) for name, column in columns.items()},
+            size=len(data),
+            what=what,
         )
-        parts = [data.iloc[:, place] for place in range(len(names))] if names != [""] else [data]
-        columns = {
-            f"{place} {name}": _of_pandas(part)
-            for place, (name, part) in enumerate(zip(names, parts, strict=True))
-        }
-        return Table(columns=columns, size=len(data), what=what)
 
     def values(self, name: str) -> np.ndarray:
-        """A column of numbers (N, ...), missing ones NaN; else of things (N,), missing ones
+        """A column as an array: numbers (N, ...), missing ones NaN; or things (N,), missing ones
         None.
         """
         return _values(self.columns[name], f"{self.what}: column {name!r}")
@@ -142,8 +148,8 @@ class Table:
                         "all clients the same columns"
                     )
         columns = {name: _joined_column(name, tables) for name in first.columns}
-        published = {name: first.published[name] for name in first.published}
-        for name, table in ((name, table) for name in first.columns for table in tables):
+        published = dict(first.published)
+        for name, table in product(first.columns, tables):
             if table.published.get(name) != first.published.get(name):
                 if not first.is_text(name):
                     raise ValueError(
@@ -185,8 +191,9 @@ class Table:
         )
 
     def as_texts(self, names: Sequence[str]) -> "Table":
-        """The table with these columns as texts, as the file has them. Raises ValueError where
-        there is none.
+        """The table with these columns as texts, as its file has them.
+
+        Raises ValueError for a table that does not come from a CSV file.
         """
         if not names:
             return self
@@ -199,51 +206,33 @@ class Table:
 
 
 def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
-    """The input columns: the named ones, else all but targets, columns of clients and of row
-    numbers.
+    """The input columns: the named ones, or all but targets, columns of clients and row numbers.
 
     Raises ValueError, with the fix, for names that the table has not, and for a column that only
     numbers the rows.
     """
-    wanted = () if table.targets is not None else columns.targets or (LABEL,)
-    for name in (*wanted, *(columns.inputs or ())):
+    targets = target_names(table, columns)
+    for name in (*targets, *(columns.inputs or ())):
         if name not in table.columns:
-            hint = (
-                ""
-                if name != LABEL or columns.targets
-                else "; targets= names the column of the targets"
-            )
-            if all(re.fullmatch(r"[-+.\deE]*", one) for one in table.columns):
-                hint += "; the names are numbers: give the file a first line with names"
-            alike = [
-                one
-                for one in table.columns
-                # nobody gave the name "label": a column is guessed if it is a misspelt one
-                if columns.targets or SequenceMatcher(None, name, one.lower()).ratio() > MISSPELT
-            ]
-            near = did_you_mean(name, alike)
-            raise ValueError(
-                f"{table.what} has no column {name!r}{near}; it has "
-                f"{', '.join(table.columns)}{hint}"
-            )
+            raise _no_column(name, table, columns)
     if columns.inputs is not None:
         if not columns.inputs:
             raise ValueError(
                 "inputs=[] names no column: name those of the inputs, or leave it out for all"
             )
-        if twice := next(
-            (name for name in columns.inputs if [*columns.inputs, *wanted].count(name) > 1), None
-        ):
-            raise ValueError(
-                f"inputs= and targets= have the column {twice!r} twice: name each once, in one of "
-                "them"
-            )
+        names = [*columns.inputs, *targets]
+        for name in columns.inputs:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"inputs= and targets= have the column {name!r} twice: name each once, in one "
+                    "of them"
+                )
         return columns.inputs
-    left = (*wanted, *columns.more, *table.indexes)
-    inputs = tuple(name for name in table.columns if name not in left)
+    others = (*targets, *columns.more, *table.indexes)
+    inputs = tuple(name for name in table.columns if name not in others)
     if not inputs:
         raise ValueError(
-            f"{table.what} has no column but {', '.join(map(repr, wanted))}: inputs= names those "
+            f"{table.what} has no column but {', '.join(map(repr, targets))}: inputs= names those "
             "of the inputs"
         )
     for name in inputs:
@@ -256,11 +245,35 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
     return inputs
 
 
-def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
-    """Columns whose inputs are named, in the order of the first table, and those that are texts in
-    one of the tables.
+def target_names(table: Table, columns: Columns) -> tuple[str, ...]:
+    """The target columns of a table; none if it has its targets apart."""
+    return () if table.targets is not None else columns.targets or (LABEL,)
 
-    Raises ValueError, naming it, for a column that one of them has not.
+
+def _no_column(name: str, table: Table, columns: Columns) -> ValueError:
+    """The error about a named column that a table has not."""
+    hint = ""
+    if name == LABEL and not columns.targets:
+        hint = "; targets= names the column of the targets"
+    if all(re.fullmatch(r"[-+.\deE]*", other) for other in table.columns):
+        hint += "; the names are numbers: give the file a first line with names"
+    guesses = [
+        other
+        for other in table.columns
+        # nobody gave the name "label": a column is guessed only if it is a misspelt "label"
+        if columns.targets or SequenceMatcher(None, name, other.lower()).ratio() > MISSPELT
+    ]
+    return ValueError(
+        f"{table.what} has no column {name!r}{did_you_mean(name, guesses)}; it has "
+        f"{', '.join(table.columns)}{hint}"
+    )
+
+
+def agree_inputs(tables: Sequence[Table], columns: Columns) -> Columns:
+    """``columns`` with the names of the inputs, in the order of the first table.
+
+    A column that is of texts in one of the tables is among the columns of texts.
+    Raises ValueError, naming it, for a column that one of the tables has not.
     """
     inputs = find_inputs(tables[0], columns)
     for table in tables[1:]:
@@ -274,51 +287,54 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
                     "the inputs with inputs="
                 )
     targets = columns.targets or (LABEL,)
-    used = [*inputs, *(targets if len(targets) == 1 else ())]
+    used = [*inputs, *(targets if len(targets) == 1 else ())]  # several targets are numbers
     texts = [
-        column
-        for column in used
-        if any(column in table.columns and table.is_text(column) for table in tables)
+        name
+        for name in used
+        if any(name in table.columns and table.is_text(name) for table in tables)
     ]
     return replace(columns, inputs=inputs, texts=(*columns.texts, *texts))
 
 
 def check_finite(values: np.ndarray, names: Sequence[str], what: str) -> None:
-    """Raise ValueError, naming row (from 0) and column, for a missing or infinite number among (N,
-    columns).
+    """Raise ValueError for a missing or infinite number among ``values`` (N, columns).
+
+    The message names its column, by ``names``, and its row, from 0.
     """
     bad = ~np.isfinite(values)
     if bad.any():
-        row, place = (int(one) for one in np.argwhere(bad)[0][:2])
+        row, place = map(int, np.argwhere(bad)[0])
         raise ValueError(
             f"{what}: column {names[place]!r} has missing values, or infinite ones: "
-            f"{values[row, place]} in row {row} ({int(bad.reshape(len(bad), -1).any(1).sum())} "
+            f"{values[row, place]} in row {row} ({int(bad.any(1).sum())} "
             "such rows): fill them, or leave the rows out; transform= may fill them in"
         )
 
 
 def number_targets(
-    found: Any, published: tuple[str, ...], columns: Columns, what: str
+    values: Any, published: tuple[str, ...], columns: Columns, what: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as numbers, and the names of their classes. Numbers of published names become those
-    of the run's own.
+    """Targets as numbers, and the names of their classes; no names for targets without classes.
+
+    published: names that the data give to their numbers; empty without. If the run numbers these
+        classes differently, the numbers become those of the run.
     """
-    if found.dtype.kind == "b":
-        found, published = found.astype(np.int64), ("False", "True")
+    if values.dtype.kind == "b":
+        values, published = values.astype(np.int64), ("False", "True")
     if not published:
-        return as_targets(found, columns, what)
-    known = columns.classes or (published if columns.like is None else columns.like.classes)
-    columns = replace(columns, classes=known)
-    if found.dtype.kind not in "iu":
-        return as_targets(found, columns, what)
-    if not 0 <= int(found.min()) <= int(found.max()) < len(published):
-        row = int(np.flatnonzero((found < 0) | (found >= len(published)))[0])
+        return as_targets(values, columns, what)
+    classes = columns.classes or (published if columns.like is None else columns.like.classes)
+    columns = replace(columns, classes=classes)
+    if values.dtype.kind not in "iu":
+        return as_targets(values, columns, what)
+    if not 0 <= int(values.min()) <= int(values.max()) < len(published):
+        row = int(np.flatnonzero((values < 0) | (values >= len(published)))[0])
         raise ValueError(
-            f"{what} has the class {found[row]} in row {row}, of 0 to {len(published) - 1}"
+            f"{what} has the class {values[row]} in row {row}, of 0 to {len(published) - 1}"
         )
-    if known == published:
-        return as_targets(found, columns, what)[0], known
-    return as_targets([published[number] for number in found], columns, what)
+    if classes == published:
+        return as_targets(values, columns, what)[0], classes
+    return as_targets([published[number] for number in values], columns, what)
 
 
 def join_targets(columns: list[np.ndarray], what: str) -> np.ndarray:
@@ -331,14 +347,12 @@ def join_targets(columns: list[np.ndarray], what: str) -> np.ndarray:
 
 
 def text_of(values: np.ndarray) -> np.ndarray:
-    """A column of things as one of texts, where all are: numpy sorts them faster. Others as they
+    """A column of objects that are all texts as numpy texts, which sort faster; others as they
     are.
     """
-    return (
-        values.astype(str)
-        if values.dtype.kind == "O" and all(isinstance(value, str) for value in values)
-        else values
-    )
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+        return values.astype(str)
+    return values
 
 
 def _as_arrow(data: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
@@ -353,13 +367,11 @@ def _as_arrow(data: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
         for name, feature in features.items()
         if getattr(feature, "names", None)
     }
-    # what a transform of its own makes of the rows
     if getattr(data, "format", {}).get("type") == "custom":
-        part = data[:]
-        return _Things(part), published
-    return data.with_format("arrow")[:] if hasattr(data, "with_format") else _Things(
-        data
-    ), published
+        return _Things(data[:]), published  # the rows as the set's own transform makes them
+    if hasattr(data, "with_format"):
+        return data.with_format("arrow")[:], published
+    return _Things(data), published
 
 
 class _Things:
@@ -375,18 +387,16 @@ class _Things:
 
 
 def _of_pandas(column: Any) -> Any:
-    """A column of pyarrow, with NaN as missing; a list where pyarrow does not take its things."""
+    """A column of pyarrow, with NaN as missing; a list if pyarrow does not take its things."""
     import pyarrow as pa
 
-    things = (
-        column.tolist()
-        if str(getattr(column, "dtype", "object")) == "object" and hasattr(column, "tolist")
-        else column
-    )
-    if isinstance(things, list) and any(
-        hasattr(thing, "shape") or hasattr(thing, "convert") for thing in things[:1]
-    ):
-        return things
+    things = column
+    if str(getattr(column, "dtype", "object")) == "object" and hasattr(column, "tolist"):
+        things = column.tolist()
+    if isinstance(things, list) and things:
+        is_array_or_image = hasattr(things[0], "shape") or hasattr(things[0], "convert")
+        if is_array_or_image:
+            return things
     try:
         array = pa.array(things, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -412,9 +422,7 @@ def _joined_column(name: str, tables: Sequence[Table]) -> Any:
 
 
 def _numbers_rows(name: str, column: Any) -> bool:
-    """Whether whole numbers count the rows, or are all different under the name of an
-    identifier.
-    """
+    """Whether whole numbers count the rows, or are different under the name of an identifier."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -425,6 +433,7 @@ def _numbers_rows(name: str, column: Any) -> bool:
     ):
         return False
     values = column.to_numpy()
+    # the first difference alone is fast, and rules out nearly every other column
     if len(values) > 2 and values[1] - values[0] == 1 and bool((np.diff(values) == 1).all()):
         return True
     return (
@@ -434,70 +443,66 @@ def _numbers_rows(name: str, column: Any) -> bool:
     )
 
 
-def _values(column: Any, called: str) -> np.ndarray:
+def _values(column: Any, title: str) -> np.ndarray:
+    """A column as ``Table.values`` gives it; ``title``: the column in messages."""
     import pyarrow as pa
 
-    kinds = pa.types
     if not isinstance(column, pa.ChunkedArray):
-        return _of_things(list(column), called)
-    kind = column.type
-    # arrays of the datasets library, which say their numbers' type
+        return _of_things(list(column), title)
+    kinds, kind = pa.types, column.type
     if isinstance(kind, pa.BaseExtensionType):
-        values = _of_things(column.to_pylist(), called)
-        return (
-            values.astype(str(getattr(kind, "value_type", values.dtype)))
-            if values.dtype.kind in "iuf"
-            else values
-        )
-    if (
-        kinds.is_decimal(kind)
-        or kinds.is_null(kind)
-        or (kinds.is_boolean(kind) and column.null_count)
-    ):
-        column = (
-            column.cast(pa.float64())
-            if not kinds.is_boolean(kind)
-            else column.cast(pa.uint8()).cast(pa.float64())
-        )
+        # arrays of the datasets library, whose type says that of their numbers
+        values = _of_things(column.to_pylist(), title)
+        if values.dtype.kind in "iuf":
+            return values.astype(str(getattr(kind, "value_type", values.dtype)))
+        return values
+    if kinds.is_boolean(kind) and column.null_count:
+        column = column.cast(pa.uint8()).cast(pa.float64())
+    elif kinds.is_decimal(kind) or kinds.is_null(kind):
+        column = column.cast(pa.float64())
     elif kinds.is_temporal(kind):
         column = column.cast(pa.string())  # a client may be a day; no input is
     elif kinds.is_nested(kind) and not kinds.is_struct(kind):
-        return _of_lists(column, called)
+        return _of_lists(column, title)
     return np.asarray(column.to_numpy())
 
 
-def _of_lists(column: Any, called: str) -> np.ndarray:
-    """Lists of one length of numbers as (N, length); deeper ones through Python."""
+def _of_lists(column: Any, title: str) -> np.ndarray:
+    """A column of lists: flat lists of numbers, of one length, as (N, length) without Python.
+
+    Others as ``_of_things``.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    inner = column.type.value_type if hasattr(column.type, "value_type") else None
+    inner = getattr(column.type, "value_type", None)
     if (
         inner is not None
         and (pa.types.is_integer(inner) or pa.types.is_floating(inner))
         and not column.null_count
     ):
-        lengths, flat = pc.unique(pc.list_value_length(column)), pc.list_flatten(column)
+        lengths = pc.unique(pc.list_value_length(column))
+        flat = pc.list_flatten(column)
         if len(lengths) == 1 and not flat.null_count:
             return np.asarray(flat.to_numpy()).reshape(len(column), -1)
-    return _of_things(column.to_pylist(), called)
+    return _of_things(column.to_pylist(), title)
 
 
-def _of_things(things: list[Any], called: str) -> np.ndarray:
-    """Numbers and arrays of one shape as one array, and other things as they are."""
+def _of_things(things: list[Any], title: str) -> np.ndarray:
+    """Numbers and arrays of one shape as one array; other things as an array of objects."""
     if things and all(isinstance(thing, bool | int | float | np.number) for thing in things):
         return np.asarray(things)
     if things and (isinstance(things[0], list | tuple) or hasattr(things[0], "shape")):
         try:
             stacked = np.stack([np.asarray(thing) for thing in things])
-            lacking = stacked.dtype.kind == "O" and all(
-                thing is None or isinstance(thing, int | float) for thing in stacked.flat
-            )
-            return stacked.astype(np.float64) if lacking else stacked  # None becomes NaN
         except (ValueError, TypeError):
             raise ValueError(
-                f"{called} holds lists of different lengths: give every row one shape"
+                f"{title} holds lists of different lengths: give every row one shape"
             ) from None
+        has_missing = stacked.dtype.kind == "O" and all(
+            thing is None or isinstance(thing, int | float) for thing in stacked.flat
+        )
+        return stacked.astype(np.float64) if has_missing else stacked  # None becomes NaN
     column = np.empty(len(things), dtype=object)
     column[:] = things
     return column

@@ -1,5 +1,4 @@
-"""Parts of a set of the hub, decoded and checked: images of one size as uint8 arrays, texts and
-their labels.
+"""Parts of a set of the hub are decoded and checked: images of one size as arrays, texts, labels.
 
 A client's own training rows come from parquet files with the columns of the workload itself (image
 or texts, and label), or from a .npz file: ``inputs`` (N, ...) in the workload's stored form
@@ -51,45 +50,47 @@ def decode(
     taken: Taken,
     progress: Progress,
 ) -> dict[str, np.ndarray]:
-    """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for
-    every split.
+    """``{split}_images`` (N, channels, side, side) uint8, and ``{split}_labels`` (N,) int64.
 
     columns: of images, a struct with ``bytes``, and of labels, integers.
-    shape: of every image; None takes the shape of the first image. mixed: grey images may be among
-    coloured ones. taken: what of an image is read.
-    Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image
-    without bytes or that does not decode, one of another size, or in colour among grey ones (with
-    those that there are), an unreadable file.
+    shape: of every image; None takes the shape of the first image.
+    mixed: grey images may be among coloured ones.
+    taken: what is read of an image.
+    Raises ValueError, naming the place, for other columns, a label outside 0..num_classes-1, an
+    image without bytes or that does not decode, one of another size, one in colour among grey ones,
+    and an unreadable file.
     """
     started = time.monotonic()
+    image_column, label_column = columns
     sizes = {split: sum(part.size for part in parts) for split, parts in splits.items()}
-    total, done = sum(sizes.values()), 0
+    total = sum(sizes.values())
+    done = 0
     arrays: dict[str, np.ndarray] = {}
     for split, parts in splits.items():
         labels = np.empty(sizes[split], dtype=np.int64)
-        images: np.ndarray | None = None
+        images: np.ndarray | None = None  # their shape is that of the first one
         start = 0
         for part in parts:
             _check_columns(part, *columns)
-            first = 0
+            start_of_part = start
             for batch in part.batches(columns):
-                labels_of_batch = np.array(
-                    [-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64
-                )
-                _check_labels(labels_of_batch, num_classes, part.place)
+                values = [-1 if label is None else label for label in batch[label_column]]
+                stop = start + len(values)
+                labels[start:stop] = values
+                _check_labels(labels[start:stop], num_classes, part.place)
                 pixels, shape = _decode_batch(
-                    [content_of(image) for image in batch[columns[0]]],
+                    [content_of(image) for image in batch[image_column]],
                     shape,
                     part.place,
-                    first,
+                    start - start_of_part,
                     mixed=mixed,
                     taken=taken,
                 )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
-                stop = start + len(labels_of_batch)
-                images[start:stop], labels[start:stop] = pixels, labels_of_batch
-                done, start, first = done + len(labels_of_batch), stop, first + len(labels_of_batch)
+                images[start:stop] = pixels
+                done += len(values)
+                start = stop
                 progress(f"{name}: decoded {done:,} of {total:,} images")
         if images is None:
             raise ValueError(f"{name}: the split {split} holds no images")
@@ -102,6 +103,7 @@ def decode(
 
 
 def _check_columns(part: Part, image: str, label: str) -> None:
+    """Raise ValueError unless the part has these columns, of encoded images and of integers."""
     import pyarrow as pa
 
     kinds = {field.name: field.type for field in part.schema}
@@ -113,6 +115,7 @@ def _check_columns(part: Part, image: str, label: str) -> None:
 
 
 def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
+    """Raise ValueError for a label outside 0..num_classes-1."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(
             f"expected labels in 0..{num_classes - 1} in {place}, got "
@@ -129,11 +132,12 @@ def _decode_batch(
     mixed: bool,
     taken: Taken,
 ) -> tuple[np.ndarray, Shape | None]:
-    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B
-    >= 1.
+    """Images (B, channels, side, side) uint8, and the shape of each.
 
-    By the rule of ``rows.images``; with ``mixed`` a grey image among coloured ones has three equal
-    channels.
+    encoded: B >= 1 files of images.
+    shape: None: the first image sets it.
+    start: the number of the first image in its part, for messages.
+    mixed: a grey image among coloured ones gets three equal channels.
     """
     rows = []
     for row, content in enumerate(encoded, start):
@@ -160,9 +164,7 @@ def _decode_batch(
 
 
 def _sizes(encoded: list[bytes | None]) -> str:
-    """The sizes and modes of some encoded images with their counts, the most frequent first, from
-    their headers.
-    """
+    """Sizes and modes of encoded images with their counts, the most frequent first, in words."""
     from PIL import Image
 
     seen: Counter[str] = Counter()
@@ -178,7 +180,11 @@ def _sizes(encoded: list[bytes | None]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns:
-    """Names of the one or two text columns and of the label column."""
+    """Columns of a set of texts.
+
+    inputs: the one or two names of text columns.
+    label: the name of the label column.
+    """
 
     inputs: tuple[str, ...]
     label: str
@@ -192,13 +198,18 @@ class TextColumns:
 
     @property
     def names(self) -> list[str]:
+        """The names of all columns, that of the label last."""
         return [*self.inputs, self.label]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Texts:
-    """N texts or pairs of texts with labels (N,) int64; ``class_names`` where the data set
-    publishes them.
+    """N texts, or pairs of texts, with labels.
+
+    first: the texts, or the first of each pair.
+    second: the second of each pair; None for single texts.
+    labels: (N,) int64.
+    class_names: in the order of their numbers, if the data set publishes them; else None.
     """
 
     first: list[str]
@@ -211,8 +222,9 @@ class Texts:
 
 
 def read_texts(parts: Sequence[Part], columns: TextColumns) -> Texts:
-    """One split from its parts, in order. Raises ValueError for one that cannot be read, and as
-    ``checked_texts``.
+    """One split from its parts, in order.
+
+    Raises ValueError for a part that cannot be read, and as ``check_texts``.
     """
     values: dict[str, list[object]] = {name: [] for name in columns.names}
     for part in parts:
@@ -221,11 +233,11 @@ def read_texts(parts: Sequence[Part], columns: TextColumns) -> Texts:
             for name in columns.names:
                 values[name] += batch[name]
     published = published_of(parts[0].schema).get(columns.label)
-    return checked_texts(values, columns, published, place=parts[0].place)
+    return check_texts(values, columns, published, place=parts[0].place)
 
 
 def check_text_columns(columns: TextColumns, there: Sequence[str], *, place: str) -> None:
-    """Raise ValueError, listing the existing columns, if one of ``columns`` is missing."""
+    """Raise ValueError if one of ``columns`` is not ``there``, or comes twice."""
     if len(set(columns.names)) < len(columns.names):
         raise ValueError(
             "expected input_columns and label_column without repetitions, got "
@@ -239,16 +251,18 @@ def check_text_columns(columns: TextColumns, there: Sequence[str], *, place: str
         )
 
 
-def checked_texts(
+def check_texts(
     values: Mapping[str, Sequence[object]],
     columns: TextColumns,
     class_names: tuple[str, ...] | None,
     *,
     place: str,
 ) -> Texts:
-    """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no
-    text, a label that is not an integer. The caller checks the range of the labels with
-    ``check_text_labels``."""
+    """Texts from raw columns.
+
+    Raises ValueError, naming column and row, for no rows, a value that is no text, and a label that
+    is not an integer. The caller checks the range of the labels with ``check_text_labels``.
+    """
     labels = values[columns.label]
     if not len(labels):
         raise ValueError(f"{place} holds no rows")
@@ -286,27 +300,28 @@ def check_text_labels(labels: np.ndarray, num_classes: int, *, split: str, name:
 
 
 def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int, str]:
-    """Number of classes, and its origin: the published names of the labels, else the public test
-    splits.
+    """The number of classes, and where it comes from, in words.
 
-    It is never counted in the training labels, which are private.
+    It comes from published names of the labels, or from the public test splits. It is never counted
+    in the training labels, which are private.
     """
-    published = next((split.class_names for split in texts.values() if split.class_names), None)
-    if published:
-        return len(published), f"its published label names: {', '.join(published)}"
-    return 1 + max(
-        int(texts[split].labels.max()) for split in tests
-    ), "the largest label of the public test split, plus one"
+    for split in texts.values():
+        if names := split.class_names:
+            return len(names), f"its published label names: {', '.join(names)}"
+    largest = max(int(texts[split].labels.max()) for split in tests)
+    return 1 + largest, "the largest label of the public test split, plus one"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnRows:
-    """Reads a client's own rows from a file, or from a folder with shards of ``train``: a
-    workload's ``read``.
+    """Reads a client's own rows from a file, or from a folder with shards of ``train``.
 
-    test: public rows, whose form is wanted.
-    parquet: reads such files, given the cache folder; None where rows are arrays.
-    hub_name: name and subset of the set, in whose layout of the hub a folder may be.
+    It is the ``read`` of a workload.
+
+    name: of the workload, for messages.
+    test: public rows; a client's rows have to have their form.
+    parquet: reads parquet files, with a cache folder; None for a workload that reads .npz files.
+    hub_name: name and subset of the set on the hub. A folder may have its layout.
     """
 
     name: str
@@ -315,23 +330,27 @@ class OwnRows:
     hub_name: tuple[str, str | None] | None = None
 
     def __call__(self, path: Path, cache: Path) -> Split:
-        """Raises ValueError or OSError for any other file, or for rows that are not in the
-        workload's form.
+        """The rows of a file or folder. ``cache``: a folder for decoded or tokenised rows.
+
+        Raises ValueError or OSError for any other file, and for rows of another form.
         """
-        whole, suffix = path.is_dir(), path.suffix.lower()
-        if suffix == ".npz" and not whole:
+        is_folder, suffix = path.is_dir(), path.suffix.lower()
+        if suffix == ".npz" and not is_folder:
             return self._arrays(path)
-        if suffix != ".parquet" and not whole:
+        if suffix != ".parquet" and not is_folder:
             raise ValueError(
                 f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards"
             )
         if self.parquet is None:
             raise ValueError(f"workload {self.name} reads .npz files, not {path}")
-        if whole and self.hub_name is not None and "train" not in split_names(path):
+        if not is_folder:
+            return self.parquet([path], cache)
+        if self.hub_name is not None and "train" not in split_names(path):
             path = find_folder(*self.hub_name, data_dir=path) or path
-        return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
+        return self.parquet(find_splits(path, ("train",))["train"], cache)
 
     def _arrays(self, path: Path) -> Split:
+        """The rows of a .npz file, which have to have the type and shape of the public ones."""
         example = self.test.inputs[np.array([0])]
         if not isinstance(example, np.ndarray):
             raise ValueError(f"workload {self.name} reads .parquet files, not {path}")

@@ -1,21 +1,19 @@
-"""Images by one rule, and folders with a folder of images for each class, as torchvision and the
-hub have them.
+"""Folders with a folder of images for each class, and the rule by which all images are read.
 
 DIR/cat/1.png  DIR/cat/2.png  DIR/dog/1.png          classes: the first folders' names in order
 DIR/metadata.csv (or .jsonl, .parquet)               more columns, optional: file_name (cat/1.png),
                                                      writer, ...; targets= takes one as the class
 
-The rule: an image is turned as its EXIF orientation says. 8 bits a pixel: uint8, 255 is 1;
-greyscale if all are, else RGB. 16 and 32 bits and floats (one channel): float32, divided by one
-number for all splits, the smallest of 255, 511, 1023, ..., 2^b - 1 that no pixel of the public test
-images exceeds; floats within -1 and 1 are kept. What else a file holds (transparency, frames) is
-not lost without a word: see ``image_contents``.
+The rule: an image is turned as its EXIF orientation says. Images of 8 bits a pixel are uint8, and
+255 is 1. They are greyscale if all of them are, else RGB. Images of 16 and 32 bits and floats (one
+channel) are float32, divided by one number for all splits: the smallest of 255, 511, 1023, ...,
+2^b - 1 that no pixel of the public test images exceeds. Floats within -1 and 1 are kept. What else
+a file holds (transparency, frames) is refused or said in a setting: see ``image_contents``.
 """
 
 import io
 import os
 import posixpath
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -44,34 +42,42 @@ from fedlsg.simulations.workloads.rows.image_contents import (
 from fedlsg.simulations.workloads.rows.table_files import read_file
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Names of the file with more columns; the first that exists is read."""
 FILE_NAME = "file_name"
+"""The column of the metadata with the path of an image."""
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 )
 LEFT_BY_PROGRAMS = frozenset(
     {"__MACOSX", "@eaDir", "__pycache__", "$RECYCLE.BIN", "System Volume Information"}
 )
+"""Folders that programs make, which are skipped."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageFolder:
-    """Images of a folder, by their paths in it: nothing of them is read.
+    """The images of a folder, by their paths in it, which are all that is read here.
 
-    names: in the order of the first folders of their paths. listed: all of the folder, of which
-    names may be a part. folders: the first folders. others: files in these that are not images.
+    path: of the folder.
+    title: the folder in messages.
+    names: paths of the images, in the order of their first folders.
+    listed: those of all images of the folder, of which ``names`` may be a part.
+    folders: the first folders.
+    others: paths of files in these that are not images.
     """
 
     path: Path
-    called: str
+    title: str
     names: tuple[str, ...]
     listed: tuple[str, ...]
     folders: tuple[str, ...]
     others: tuple[str, ...]
 
     @staticmethod
-    def of(path: Path, called: str) -> "ImageFolder":
-        """Hidden files and what programs leave are skipped. Raises ValueError for a folder without
-        an image, and for one that cannot be read.
+    def of(path: Path, title: str) -> "ImageFolder":
+        """The images of a folder, without hidden files and files that programs leave.
+
+        Raises ValueError for a folder without an image, and for one that cannot be read.
         """
         folders = sorted(
             entry.name
@@ -83,14 +89,14 @@ class ImageFolder:
         names = (*filter(_is_image, files), *loose)
         images = ImageFolder(
             path=path,
-            called=called,
+            title=title,
             names=names,
             listed=names,
             folders=tuple(folders),
             others=tuple(name for name in files if not _is_image(name)),
         )
         if not names:
-            images.by_class()
+            images.by_class()  # raises with the reason
         return images
 
     @property
@@ -113,36 +119,38 @@ class ImageFolder:
             label, _, name = path.partition("/")
             if not name:
                 raise ValueError(
-                    f"{self.called}: {label} is in no folder of a class: move it into one, remove "
+                    f"{self.title}: {label} is in no folder of a class: move it into one, remove "
                     "it, or name the column of the classes in metadata.csv with targets="
                 )
             inside[label].append(name)
         for label, names in inside.items():
             if not names:
                 raise ValueError(
-                    f"{self.called}: the class {label!r} has no images{self._others_in(label)}: "
+                    f"{self.title}: the class {label!r} has no images{self._others_in(label)}: "
                     f"expected {', '.join(sorted(SUFFIXES))}; fill the folder or remove it"
                 )
         if not inside:
             raise ValueError(
-                f"{self.called}: expected a folder of images for each class, as "
+                f"{self.title}: expected a folder of images for each class, as "
                 f"{self.path.name}/cat/1.png"
             )
         return inside
 
     def _others_in(self, label: str) -> str:
+        """What a folder has that are not images, in words; empty if it has nothing."""
         rest = [name for name in self.others if name.startswith(f"{label}/")]
         first = rest[0].partition("/")[2] if rest else ""
         return f" (it has {len(rest)} other files, such as {first})" if rest else ""
 
 
 def read_image_folder(images: ImageFolder, columns: Columns, what: str) -> Rows:
-    """Images (N, channels, height, width) in the order of their paths, and their targets: columns
-    of the metadata where some are named, else the numbers of the first folders.
+    """Rows of a folder: images (N, channels, height, width) in the order of their paths.
 
-    Raises ValueError for a target column that there is not, for first folders that are not those of
-    the classes, images of several sizes (``image_size`` scales them), a file that does not decode,
-    and metadata that lack an image; ContentError if something of an image would be lost.
+    Targets are the named columns of the metadata. Without names, they are the numbers of the first
+    folders.
+    Raises ValueError for an unknown target column, for first folders that are not the classes, for
+    images of several sizes (``image_size`` scales them), for a file that does not decode, and for
+    metadata that lack an image; ContentError if something of an image would be lost.
     """
     table = _columns_of(images, columns)
     if columns.targets is None:
@@ -152,7 +160,7 @@ def read_image_folder(images: ImageFolder, columns: Columns, what: str) -> Rows:
         _check_once(images)
     columns.progress(f"{what}: reading {images.size} images")
     files = ((str(images.path / name), images.path / name) for name in images.names)
-    stored, how = stack(files, columns, images.called)
+    stored, how = stack(files, columns, images.title)
     others = images.others
     left = (f"{len(others)} that are no images, such as {others[0]}",) if others else ()
     return of_stored(
@@ -185,15 +193,15 @@ def _check_once(images: ImageFolder) -> None:
 
 
 def _columns_of(images: ImageFolder, columns: Columns) -> Table:
-    """The metadata in the order of the images, and their first folders as ``label`` where these are
-    the classes, or no column has that name.
+    """The metadata in the order of the images, with the first folders as the column ``label``.
 
-    Raises ValueError for metadata that say another class than the folders where no targets are
-    named.
+    A column ``label`` of the metadata is kept. Without named targets it has to have the first
+    folders: ValueError otherwise.
     """
     table = _metadata(images, columns)
     if table is None:
-        table = Table(columns={}, size=images.size, what=images.called)
+        table = Table(columns={}, size=images.size, what=images.title)
+    # empty for an image that is in no folder
     labels = [name.rpartition("/")[0].partition("/")[0] for name in images.names]
     if columns.targets is None and LABEL in table.columns:
         for name, label, value in zip(images.names, labels, table.values(LABEL), strict=True):
@@ -210,74 +218,75 @@ def _columns_of(images: ImageFolder, columns: Columns) -> Table:
 def _targets_of(
     images: ImageFolder, table: Table, columns: Columns
 ) -> tuple[Tensor, tuple[str, ...]]:
-    wanted = columns.targets or (LABEL,)
-    for name in wanted:
+    """The targets of the images as numbers, and the names of their classes."""
+    names = columns.targets or (LABEL,)
+    for name in names:
         if name not in table.columns:
             held = f"known are {', '.join(table.columns)}"
-            if table.what == images.called:
+            if table.what == images.title:
                 held = f"the folder has no {METADATA[0]}"
             raise ValueError(
-                f"{images.called} has no column {name!r} for targets="
+                f"{images.title} has no column {name!r} for targets="
                 f"{did_you_mean(name, table.columns)}; {held}. Without targets= the first folder "
                 "of an image is its class"
             )
-    published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
-    values = join_targets([table.values(name) for name in wanted], images.called)
-    return number_targets(values, published, columns, images.called)
+    published = table.published.get(names[0], ()) if len(names) == 1 else ()
+    values = join_targets([table.values(name) for name in names], images.title)
+    return number_targets(values, published, columns, images.title)
 
 
 def _check_classes(images: ImageFolder, table: Table, columns: Columns, what: str) -> None:
-    """Raise ValueError, with the fix, unless first folders are classes of the run, and train has
-    all of these.
+    """Raise ValueError, with the fix, for a first folder that is not a class of the run.
+
+    So it does if train lacks the folder of a class.
     """
     folders = images.by_class()
-    known = columns.classes or (() if columns.like is None else columns.like.classes)
-    if not known:
+    classes = columns.classes or (() if columns.like is None else columns.like.classes)
+    if not classes:
         return
     whose = "classes=" if columns.classes else "test, which is public and says the classes"
-    unknown = [label for label in dict.fromkeys(table.values(LABEL)) if label not in known]
-    lacking = [name for name in known if name not in folders] if what == "train" else []
+    unknown = [label for label in dict.fromkeys(table.values(LABEL)) if label not in classes]
+    missing = [name for name in classes if name not in folders] if what == "train" else []
     if unknown:
         wrong = (
             f"the first folder of an image is its class, and {unknown[0]!r} is none of {whose} "
-            f"({', '.join(known)})"
+            f"({', '.join(classes)})"
         )
         fix = "correct it, declare all with classes=, or name a column of metadata.csv as targets="
-    elif lacking:
-        wrong = f"there is no folder of the class {lacking[0]!r}, which {whose.split(',')[0]} has"
+    elif missing:
+        wrong = f"there is no folder of the class {missing[0]!r}, which {whose.split(',')[0]} has"
         fix = "give both the same"
     else:
         return
-    raise ValueError(f"{images.called}: {wrong}: {_fix_of_order(images, table, known) or fix}")
+    raise ValueError(f"{images.title}: {wrong}: {_fix_of_order(images, table, classes) or fix}")
 
 
-def _fix_of_order(images: ImageFolder, table: Table, known: Sequence[str]) -> str:
-    """What to do about folders of something else that have folders of the classes in them; empty
-    where it is something else.
-    """
-    folders = {*table.values(LABEL)}
-    values = {name: {*table.values(name).tolist()} for name in table.columns}
-    if fitting := [name for name, held in values.items() if held <= {*known} and held != folders]:
-        return f"targets={fitting[0]!r} takes the classes from its column of {METADATA[0]}"
-    paths = [name.split("/") for name in images.listed]
-    if path := next((one for one in paths if len(one) > 2 and one[1] in known), None):
-        return (
-            f"in {'/'.join(path)} the class is the second folder. Put the class first, as "
-            f"{path[1]}/{path[0]}/{path[-1]}, or give a {METADATA[0]} with {FILE_NAME}, a column "
-            "of the class (targets=) and one of the client (partition=)"
-        )
+def _fix_of_order(images: ImageFolder, table: Table, classes: Sequence[str]) -> str:
+    """What to do if the classes are a column of the metadata, or second folders; else empty."""
+    folders = set(table.values(LABEL))
+    for name in table.columns:
+        values = set(table.values(name).tolist())
+        if values <= set(classes) and values != folders:
+            return f"targets={name!r} takes the classes from its column of {METADATA[0]}"
+    for name in images.listed:
+        path = name.split("/")
+        if len(path) > 2 and path[1] in classes:
+            return (
+                f"in {name} the class is the second folder. Put the class first, as "
+                f"{path[1]}/{path[0]}/{path[-1]}, or give a {METADATA[0]} with {FILE_NAME}, a "
+                "column of the class (targets=) and one of the client (partition=)"
+            )
     return ""
 
 
-def list_images(folder: Path, given: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Names of images by class, in order, and of other files. Raises ValueError as
-    ``ImageFolder``.
-    """
-    images = ImageFolder.of(folder, given)
+def list_images(folder: Path, title: str) -> tuple[dict[str, list[str]], list[str]]:
+    """(names of images by class, in order; names of other files). Raises as ``ImageFolder.of``."""
+    images = ImageFolder.of(folder, title)
     return images.by_class(), list(images.others)
 
 
 def _is_hidden(name: str) -> bool:
+    """Whether a file or folder is hidden, or one that programs leave."""
     return name.startswith(".") or name in LEFT_BY_PROGRAMS
 
 
@@ -303,55 +312,63 @@ def _files(place: Path) -> Iterator[str]:
 def stack(
     images: Iterable[tuple[str, Any]], columns: Columns, what: str
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Images (name, and whatever ``open_image`` takes) as one array (N, channels, height, width),
-    and how they were read: fields of ``Rows``.
+    """Images as one array (N, channels, height, width), and fields of ``Rows`` about them.
 
+    images: of each, a name for messages and whatever ``open_image`` takes.
     Raises ValueError for several sizes without ``image_size``, for several depths, and for another
-    form than test's.
+    form than that of test.
     """
     arrays: list[np.ndarray] = []
-    first: dict[bool, str] = {}
+    first_of_depth: dict[bool, str] = {}  # True: 8 bits a pixel
     for name, source in images:
         image = open_image(source, name, taken=columns.images)
-        arrays.append(pixels_of(image, columns.images.size))
-        first.setdefault(arrays[-1].dtype == np.uint8, name)
-        if arrays[-1].dtype != np.uint8 and not np.isfinite(arrays[-1]).all():
+        pixels = pixels_of(image, columns.images.size)
+        arrays.append(pixels)
+        first_of_depth.setdefault(pixels.dtype == np.uint8, name)
+        if pixels.dtype != np.uint8 and not np.isfinite(pixels).all():
             raise ValueError(
                 f"{name} has missing or infinite pixels (NaN, Inf): repair or remove it"
             )
-    if len(first) > 1:
+    if len(first_of_depth) > 1:
         raise ValueError(
-            f"{what}: {first[True]} has 8 bits a pixel, {first[False]} more: give all images one "
-            "depth"
+            f"{what}: {first_of_depth[True]} has 8 bits a pixel, {first_of_depth[False]} more: "
+            "give all images one depth"
         )
-    like = columns.like
-    if len({array.ndim for array in arrays}) > 1 or _channels(like) == 3:
-        arrays = [
-            np.repeat(array[:, :, None], 3, axis=2) if array.ndim == 2 else array
-            for array in arrays
-        ]
-    if len(sizes := Counter(f"{array.shape[0]}x{array.shape[1]}" for array in arrays)) > 1:
+    sizes = {f"{array.shape[0]}x{array.shape[1]}" for array in arrays}
+    if len(sizes) > 1:
         shown = ", ".join(sorted(sizes)[:4])
         raise ValueError(
             f"{what} has images of several sizes ({shown}): give image_size=, to which they are "
             "scaled"
         )
-    whole = np.stack(arrays)
-    whole = whole[:, None] if whole.ndim == 3 else np.ascontiguousarray(whole.transpose(0, 3, 1, 2))
-    white = None if whole.dtype == np.uint8 else white_of(whole) if like is None else like.white
-    if like is not None and _channels(like) and (like.white is None) != (whole.dtype == np.uint8):
-        bits = ("8", "more") if whole.dtype == np.uint8 else ("more than 8", "8")
+    like = columns.like
+    if len({array.ndim for array in arrays}) > 1 or _channels(like) == 3:
+        # grey images among coloured ones get three equal channels
+        arrays = [np.atleast_3d(array) for array in arrays]
+        arrays = [np.broadcast_to(array, (*array.shape[:2], 3)) for array in arrays]
+    stacked = np.stack(arrays)
+    if stacked.ndim == 3:
+        stacked = stacked[:, None]
+    else:
+        stacked = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+    is_8_bit = stacked.dtype == np.uint8
+    if like is not None and _channels(like) and (like.white is None) != is_8_bit:
+        bits = ("8", "more") if is_8_bit else ("more than 8", "8")
         raise ValueError(
             f"{what} has images of {bits[0]} bits a pixel, test of {bits[1]}: give both one depth"
         )
-    if _channels(like) == 1 and whole.shape[1] == 3:
+    if _channels(like) == 1 and stacked.shape[1] == 3:
         raise ValueError(f"{what} has images in colour, those of test are grey: give both one mode")
-    pixels = whole if white is None else whole / np.float32(white)
-    return pixels, {"white": white, "decoded": True}
+    white = None
+    if not is_8_bit:
+        white = white_of(stacked) if like is None else like.white
+    if white is not None:
+        stacked = stacked / np.float32(white)
+    return stacked, {"white": white, "decoded": True}
 
 
 def _channels(like: Rows | None) -> int:
-    """Channels of public images; 0 where there are none."""
+    """Channels of the public images; 0 if there are none."""
     stored = None if like is None else like.inputs[np.zeros(1, dtype=np.int64)]
     return stored.shape[1] if isinstance(stored, np.ndarray) and stored.ndim == 4 else 0
 
@@ -363,12 +380,15 @@ def open_image(
     draft: tuple[int, int] | None = None,
     taken: Taken = Taken(),  # noqa: B008 (it is frozen)
 ) -> Any:
-    """An image of Pillow from a path, encoded bytes, the ``datasets`` library's dict, or one: grey,
-    RGB, or of more than 8 bits; turned upright.
+    """An upright image of Pillow: grey, RGB, or of more than 8 bits.
 
-    ``draft``: a JPEG may be decoded at the least scale that has so many pixels.
-    Raises ValueError, naming it, for one that is missing or does not decode, and ContentError if
-    something of it would be lost.
+    source: a path, encoded bytes, a dict of the ``datasets`` library, or an image of Pillow.
+    name: the image in messages.
+    fix: what to do about a file that does not decode, in messages.
+    draft: a JPEG may be decoded at the smallest scale that has at least this (width, height).
+    taken: what is read of it.
+    Raises ValueError for an image that is missing or does not decode, and ContentError if something
+    of it would be lost.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -379,8 +399,8 @@ def open_image(
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     try:
-        given = isinstance(source, Image.Image)
-        with nullcontext(source) if given else Image.open(source) as image:
+        is_open = isinstance(source, Image.Image)
+        with nullcontext(source) if is_open else Image.open(source) as image:
             choose_frame(image, name, taken.frame)
             check_decoder(image, name)
             if draft is not None:
@@ -391,16 +411,16 @@ def open_image(
     except ContentError:
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, ...
-        # which names an object
-        kind = "not an image that Pillow can read"
-        reason = kind if isinstance(error, UnidentifiedImageError) else str(error)
+        reason = str(error)
+        if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
+            reason = "not an image that Pillow can read"
         raise ValueError(f"cannot decode {name}: {reason}; {fix}") from None
 
 
 def check_contents(path: Path, taken: Taken) -> None:
-    """Raise as ``open_image`` for a file of which something would be lost, or that does not open.
+    """Raise as ``open_image`` for a file that does not open, or of which something would be lost.
 
-    Only an image that may have transparent pixels is decoded.
+    Only an image that may have transparent pixels is decoded here, or one that does not open.
     """
     from PIL import Image
 
@@ -413,8 +433,12 @@ def check_contents(path: Path, taken: Taken) -> None:
 
 
 def pixels_of(image: Any, size: int | None) -> np.ndarray:
-    """(height, width) or (height, width, 3): uint8, or float32 of more than 8 bits. ``image``: by
-    ``open_image``; ``size``: pixels on a side.
+    """Pixels (height, width) of a grey image, (height, width, 3) of an RGB one.
+
+    They are uint8, or float32 for more than 8 bits.
+
+    image: from ``open_image``.
+    size: pixels on a side to which it is scaled; None: as it is.
     """
     from PIL import Image
 
@@ -425,26 +449,27 @@ def pixels_of(image: Any, size: int | None) -> np.ndarray:
 
 
 def _metadata(images: ImageFolder, columns: Columns) -> Table | None:
-    """The metadata in the order of the images; None where there are none."""
-    path = next((images.path / one for one in METADATA if (images.path / one).exists()), None)
-    if path is None:
+    """The metadata in the order of the images; None for a folder without metadata."""
+    paths = [images.path / name for name in METADATA if (images.path / name).exists()]
+    if not paths:
         return None
+    path = paths[0]
     table = Table.of(read_file(path, path.name, (FILE_NAME, *columns.texts)), path.name)
     if FILE_NAME not in table.columns:
         raise ValueError(
             f"{path} has no column {FILE_NAME}, of names such as {images.names[0]}; it has "
             f"{', '.join(table.columns)}"
         )
-    place: dict[str, int] = {}
-    for row, given in enumerate(table.values(FILE_NAME)):
-        name = posixpath.normpath(str(given).replace("\\", "/"))
-        if name in place:
-            raise ValueError(f"{path} has two rows for {name}, {place[name]} and {row}: leave one")
-        place[name] = row
-    if missing := [name for name in images.names if name not in place]:
+    row_of: dict[str, int] = {}
+    for row, file in enumerate(table.values(FILE_NAME)):
+        name = posixpath.normpath(str(file).replace("\\", "/"))
+        if name in row_of:
+            raise ValueError(f"{path} has two rows for {name}, {row_of[name]} and {row}: leave one")
+        row_of[name] = row
+    if missing := [name for name in images.names if name not in row_of]:
         raise ValueError(
             f"{path} has no row with {FILE_NAME}={missing[0]}: give one for each image, or remove "
             "the file"
         )
     kept = {name: column for name, column in table.columns.items() if name != FILE_NAME}
-    return replace(table, columns=kept).take(np.array([place[name] for name in images.names]))
+    return replace(table, columns=kept).take(np.array([row_of[name] for name in images.names]))

@@ -1,4 +1,4 @@
-"""Data inside of something else: a ``DatasetDict`` of splits, a folder of ``save_to_disk``."""
+"""Holders of data sets are recognised: dicts of splits, and folders of ``save_to_disk``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,13 @@ from fedlsg.simulations.workloads.rows.columns import is_table
 SPLITS = frozenset({"train", "test", "validation", "valid", "val", "dev"})
 """Keys of a dict of tables that is not a dict of clients."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""Files by which a folder of ``save_to_disk`` is known: of one data set, and of several splits."""
 
 
 def is_splits(data: Any) -> bool:
-    """Whether data are the splits of one data set by name: a ``DatasetDict``, or a dict of tables
-    with the name of a split.
+    """Whether data are the splits of one data set, by name.
+
+    They are a ``DatasetDict``, or a dict of tables that has the name of a split.
     """
     return (
         isinstance(data, Mapping)
@@ -29,8 +31,9 @@ def is_saved(path: Path) -> bool:
 
 
 def load_saved(path: Path) -> Any:
-    """The Dataset or DatasetDict of such a folder. Raises ValueError without the library, and for
-    a damaged folder.
+    """The Dataset or DatasetDict of a folder that ``save_to_disk`` has made.
+
+    Raises ValueError without the ``datasets`` library, and for a damaged folder.
     """
     try:
         from datasets import load_from_disk
@@ -41,6 +44,5 @@ def load_saved(path: Path) -> Any:
         ) from None
     try:
         return load_from_disk(str(path))
-    # the library raises whatever its reader of files does
-    except Exception as error:
+    except Exception as error:  # the library raises whatever its reader of files raises
         raise ValueError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}") from error

@@ -1,4 +1,4 @@
-"""Data of a user's own in any form that ``fedlsg.Workload`` takes, as rows."""
+"""Data in any form that ``fedlsg.Workload`` takes are opened, and read as ``Rows``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ from fedlsg.simulations.workloads.rows import (
     of_stored,
 )
 from fedlsg.simulations.workloads.rows.columns import (
-    LABEL,
     Table,
-    agreed,
+    agree_inputs,
     check_finite,
     find_inputs,
     is_table,
     join_targets,
     number_targets,
+    target_names,
     text_of,
 )
 from fedlsg.simulations.workloads.rows.image_folders import ImageFolder, read_image_folder, stack
@@ -79,9 +79,7 @@ def form_of(data: Any) -> str:
 
 
 def check_named(opened: Mapping[str, Any], columns: Columns) -> None:
-    """Raise ValueError for a given argument that names columns, and that none of these data has a
-    use for.
-    """
+    """Raise ValueError for an argument that names columns if none of these data has them."""
     forms = {name: form_of(data) for name, data in opened.items()}
     for argument in dict.fromkeys(name for names in NAMED_IN.values() for name in names):
         names = getattr(columns, argument)
@@ -94,33 +92,36 @@ def check_named(opened: Mapping[str, Any], columns: Columns) -> None:
 
 
 def read_splits(splits: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Rows], Columns]:
-    """Rows of train (where it is here) and of test, and how to read more rows of their form.
+    """Rows of test, and of train if it is among ``splits``; and how to read more rows like them.
 
     Columns are matched by name, in the order of train, or of test alone. Classes and the scale of
-    pixels are those of test, which is public. Raises ValueError as ``read_rows``, for tables of
-    other columns, for names of columns in data without them, and for names of classes that are
-    numbers.
+    pixels are those of test, which is public.
+    Raises ValueError as ``read_rows``, for tables of other columns, for names of columns in data
+    without columns, and for ``classes=`` with targets that are numbers.
     """
     opened = {name: open_data(data, name) for name, data in splits.items()}
     if len(opened) > 1:  # clients of a deployment may have data of another form than test
         check_named(opened, columns)
     if tables := [data for data in opened.values() if isinstance(data, Table)]:
-        columns = _with_texts(tables[-1], agreed(tables, columns))
+        columns = _with_texts(tables[-1], agree_inputs(tables, columns))
     test = read_rows(opened["test"], columns, "test")
     if columns.classes and not test.classes:
         raise ValueError(
             f"classes={list(columns.classes)} names classes of targets that are texts, and those "
             "of test are numbers: leave classes out, or give texts"
         )
-    later = replace(columns, like=test)
-    return {
-        "test": test,
-        **{name: read_rows(data, later, name) for name, data in opened.items() if name != "test"},
-    }, later
+    columns = replace(columns, like=test)
+    rows = {"test": test}
+    if "train" in opened:
+        rows["train"] = read_rows(opened["train"], columns, "train")
+    return rows, columns
 
 
 def _with_texts(table: Table, columns: Columns) -> Columns:
-    """The inputs of a file as texts, where they look like numbers and the transform takes texts."""
+    """``columns`` with all inputs as texts, if the transform takes texts that look like numbers.
+
+    Only a CSV file does not say which of both they are.
+    """
     names = columns.inputs or ()
     if (
         columns.transform is None
@@ -132,15 +133,17 @@ def _with_texts(table: Table, columns: Columns) -> Columns:
     if any(value.dtype.kind not in "iuf" or value.ndim > 1 for value in values):
         return columns
     numbers = torch.from_numpy(np.stack(values, axis=1).astype(np.float32))
-    texts = prefers_texts(
-        columns.transform, numbers, [list(map(str, value.tolist())) for value in values]
-    )
-    return replace(columns, texts=(*columns.texts, *names)) if texts else columns
+    texts = [list(map(str, value.tolist())) for value in values]
+    if prefers_texts(columns.transform, numbers, texts):
+        return replace(columns, texts=(*columns.texts, *names))
+    return columns
 
 
 def unwrapped(data: Any, what: str) -> Any:
-    """The Dataset of a DataLoader, the split of a ``DatasetDict`` with the argument's name, what
-    ``save_to_disk`` has saved; other data as they are.
+    """Data without what holds them; other data as they are.
+
+    That is the Dataset of a DataLoader, what ``save_to_disk`` has saved, and the split of a
+    ``DatasetDict`` that has the name of the argument, ``what``.
     """
     if isinstance(data, str | Path) and is_saved(path := Path(data).expanduser()):
         data = load_saved(path)
@@ -158,8 +161,10 @@ def unwrapped(data: Any, what: str) -> Any:
 
 
 def open_data(data: Any, what: str) -> Any:
-    """Data with columns as a ``Table``, a .npz file as a pair, and a folder of images as an
-    ``ImageFolder``, of a path, too; other data as they are.
+    """Opened data: a ``Table``, an ``ImageFolder``, a pair (inputs, targets), or a Dataset.
+
+    Data with columns, and files of them, become a table. A .npz file becomes a pair, and the path
+    of a folder of images an image folder. Other data stay as they are.
     """
     data = unwrapped(data, what)
     if isinstance(data, str | Path):
@@ -176,27 +181,25 @@ def open_data(data: Any, what: str) -> Any:
 
 
 def _open_path(path: Path, what: str) -> Any:
-    """Raises ValueError for what is neither a file of rows nor a folder."""
+    """Opened data of a path. Raises ValueError if it is neither a file of rows nor a folder."""
     if is_table_file(path):
         return Table.of_file(path, what)
-    called = f"{what}={str(path)!r}"
+    title = f"{what}={str(path)!r}"
     if path.is_dir():
-        return ImageFolder.of(path, called)
+        return ImageFolder.of(path, title)
     if not path.exists():
-        raise NoFileError(f"{called}: there is no such file or folder (from {Path.cwd()})")
+        raise NoFileError(f"{title}: there is no such file or folder (from {Path.cwd()})")
     if path.suffix.lower() == ".npz":
         return read_npz(path)
-    raise ValueError(f"{called}: {FORMS}")
+    raise ValueError(f"{title}: {FORMS}")
 
 
 def take(data: Any, rows: np.ndarray, what: str) -> Any:
-    """These rows of opened data, in this order. Raises ValueError for what has no rows by
-    number.
-    """
+    """These rows of opened data, in this order. Raises ValueError for data that are not indexed."""
     if isinstance(data, Table | ImageFolder):
         return data.take(rows)
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple):
-        return tuple(_taken(part, rows) for part in data)
+        return tuple(_take_part(part, rows) for part in data)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
             f"holdout without test chooses rows of tables, arrays and Datasets, and {what} is "
@@ -205,9 +208,10 @@ def take(data: Any, rows: np.ndarray, what: str) -> Any:
     return Subset(data, rows.tolist())
 
 
-def _taken(part: Any, rows: np.ndarray) -> Any:
+def _take_part(part: Any, rows: np.ndarray) -> Any:
+    """These rows of the inputs, or of the targets, of a pair."""
     if isinstance(part, Mapping):
-        return {name: _taken(value, rows) for name, value in part.items()}
+        return {name: _take_part(value, rows) for name, value in part.items()}
     if hasattr(part, "iloc"):
         return part.iloc[rows]
     return part[rows] if hasattr(part, "shape") else [part[row] for row in rows.tolist()]
@@ -236,53 +240,37 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
 
 
 def _table(table: Table, columns: Columns) -> Rows:
-    """Rows of a table: the target column, the input columns, and the columns that may form
-    clients.
-    """
-    what, inputs = table.what, find_inputs(table, columns)
-    wanted = () if table.targets is not None else columns.targets or (LABEL,)
-    table = table.as_texts(
-        [
-            one
-            for one in columns.texts
-            if (one in (*inputs, *wanted) or (table.is_csv and one in table.columns))
-            and not table.is_text(one)
-        ]
-    )
+    """Rows of a table: the target columns, the input columns, and those that may form clients."""
+    what = table.what
+    inputs, wanted = find_inputs(table, columns), target_names(table, columns)
+    columns = replace(columns, inputs=inputs)
+    texts = []
+    for name in columns.texts:
+        is_read = name in (*inputs, *wanted) or (table.is_csv and name in table.columns)
+        if is_read and not table.is_text(name):
+            texts.append(name)
+    table = table.as_texts(texts)
     values = {name: table.values(name) for name in (*inputs, *wanted)}
-    values_of_targets = (
-        array_of(table.targets, f"{what} targets")
-        if not wanted
-        else join_targets([values[name] for name in wanted], what)
-    )
-    published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
-    targets, classes = (
-        number_targets(values_of_targets, published, columns, what)
-        if wanted
-        else as_targets(values_of_targets, columns, what)
-    )
+    if wanted:
+        target_values = join_targets([values[name] for name in wanted], what)
+        published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()
+        targets, classes = number_targets(target_values, published, columns, what)
+    else:
+        target_values = array_of(table.targets, f"{what} targets")
+        targets, classes = as_targets(target_values, columns, what)
     if len(targets) != table.size:
         raise ValueError(
             f"{what}: expected as many inputs as targets, got {table.size} and {len(targets)}"
         )
-    stored, how = _inputs(
-        {name: values[name] for name in inputs}, replace(columns, inputs=inputs), what
-    )
-    groups = {
-        name: values[name] if name in values else table.values(name) for name in table.columns
-    }
-    groups = {
-        name: text_of(column)
-        for name, column in groups.items()
-        if column.ndim == 1 and (name in columns.more or name in wanted or name not in inputs)
-    }
-    # of a Series
-    if (
-        not wanted
-        and getattr(table.targets, "name", None) is not None
-        and np.ndim(values_of_targets) == 1
-    ):
-        groups.setdefault(str(table.targets.name), text_of(np.asarray(values_of_targets)))
+    stored, how = _inputs({name: values[name] for name in inputs}, columns, what)
+    groups = {}
+    for name in table.columns:
+        column = values[name] if name in values else table.values(name)
+        if column.ndim == 1 and (name in (*columns.more, *wanted) or name not in inputs):
+            groups[name] = text_of(column)
+    series_name = getattr(table.targets, "name", None)
+    if not wanted and series_name is not None and np.ndim(target_values) == 1:
+        groups.setdefault(str(series_name), text_of(np.asarray(target_values)))
     if lists := [name for name in columns.more if name in table.columns and name not in groups]:
         raise ValueError(
             f"{what}: column {lists[0]!r} holds lists: give each row its client, a text or a number"
@@ -292,7 +280,7 @@ def _table(table: Table, columns: Columns) -> Rows:
     return of_stored(
         stored,
         targets,
-        replace(columns, inputs=inputs),
+        columns,
         what,
         columns=groups,
         classes=classes,
@@ -306,40 +294,38 @@ def _table(table: Table, columns: Columns) -> Rows:
 def _inputs(
     values: Mapping[str, np.ndarray], columns: Columns, what: str
 ) -> tuple[Any, dict[str, Any]]:
-    """One array of numbers (N, columns) or of images; or a list of texts or other things, of tuples
-    of them for several columns. Numbers among them may be missing (NaN), and things (None).
+    """The inputs of a table as they are stored, and more fields of ``Rows``.
+
+    They are one array of numbers (N, columns) or of images; or a list of texts or other things, of
+    tuples of them for several columns. If a transform makes numbers of them, numbers may be missing
+    (NaN). So may things next to numbers (None).
     """
-    arrays, names = list(values.values()), list(values)
-    numbers = [name for name in names if values[name].dtype.kind in "biuf"]
-    if len(numbers) == len(names) == 1 and arrays[0].ndim > 1:
-        return arrays[0], {}
-    if len(numbers) == len(names) and all(array.ndim == 1 for array in arrays):
-        whole = np.empty((len(arrays[0]), len(arrays)), dtype=np.float32)
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, and found
+    arrays = list(values.values())
+    first = arrays[0]
+    numbers = [name for name, array in values.items() if array.dtype.kind in "biuf"]
+    if len(numbers) == len(arrays) == 1 and first.ndim > 1:
+        return first, {}
+    if len(numbers) == len(arrays) and all(array.ndim == 1 for array in arrays):
+        whole = np.empty((len(first), len(arrays)), dtype=np.float32)
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
             for place, array in enumerate(arrays):
                 whole[:, place] = array
         if columns.transform is None:
-            check_finite(whole, names, what)
+            check_finite(whole, numbers, what)
         return whole, {}
     if numbers and columns.transform is None:
         raise ValueError(_several_kinds(values, numbers, what))
-    if len(arrays) == 1 and (
-        isinstance(arrays[0][0], dict | bytes) or hasattr(arrays[0][0], "convert")
-    ):
-        images = (
-            (f"the image in row {row} of {what}", row_array)
-            for row, row_array in enumerate(arrays[0])
-        )
+    if len(arrays) == 1 and (isinstance(first[0], dict | bytes) or hasattr(first[0], "convert")):
+        images = ((f"the image in row {row} of {what}", image) for row, image in enumerate(first))
         return stack(images, columns, what)
-    for name, array in values.items():
-        lacking = (
-            [] if numbers else [row for row, row_array in enumerate(array) if row_array is None]
-        )
-        if lacking:
-            raise ValueError(
-                f"{what}: column {name!r} has a missing value in row {lacking[0]}: fill it in, or "
-                "leave the row out"
-            )
+    if not numbers:
+        for name, array in values.items():
+            for row, thing in enumerate(array):
+                if thing is None:
+                    raise ValueError(
+                        f"{what}: column {name!r} has a missing value in row {row}: fill it in, or "
+                        "leave the row out"
+                    )
     things = [array.tolist() if array.ndim == 1 else list(array) for array in arrays]
     return things[0] if len(things) == 1 else list(zip(*things, strict=True)), {}
 
@@ -357,7 +343,7 @@ def _several_kinds(values: Mapping[str, np.ndarray], numbers: Sequence[str], wha
 
 
 def _first_text(array: np.ndarray) -> str:
-    """The first of some things that is not a number, with its row."""
+    """The first thing of a column that is not a number, with its row; else the first one."""
     for row, item in enumerate(array):
         try:
             float(item)
@@ -367,35 +353,44 @@ def _first_text(array: np.ndarray) -> str:
 
 
 def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
+    """Rows of a pair (inputs, targets); inputs may be a dict of arrays."""
     inputs, targets = array_of(inputs, f"{what} inputs"), array_of(targets, f"{what} targets")
-    stored = (
-        {name: as_tensor(value, f"{what} inputs {name}") for name, value in inputs.items()}
-        if isinstance(inputs, Mapping)
-        else inputs
-    )
-    values = list(stored.values()) if isinstance(stored, dict) else [stored]
-    wanted, classes = as_targets(targets, columns, what)
-    sizes = {len(value) for value in values}
-    if sizes != {len(wanted)} or not len(wanted):
+    fields = {"": inputs}
+    if isinstance(inputs, Mapping):
+        fields = {name: as_tensor(value, f"{what} inputs {name}") for name, value in inputs.items()}
+    numbers, classes = as_targets(targets, columns, what)
+    sizes = set(map(len, fields.values()))
+    if sizes != {len(numbers)} or not len(numbers):
         lengths = " and ".join(map(str, sorted(sizes)))
         none = " (no rows)" if sizes == {0} else ""
         raise ValueError(
             f"{what}: expected as many inputs as targets, and one row at least, got {lengths} and "
-            f"{len(wanted)}{none}"
+            f"{len(numbers)}{none}"
         )
-    if isinstance(stored, dict):
-        return Rows(
-            inputs=Fields(stored),
-            targets=wanted,
-            prepare=Prepare.by(columns.transform, what),
-            classes=classes,
-        )
-    return of_stored(stored, wanted, columns, what, classes=classes)
+    if isinstance(inputs, Mapping):
+        return _rows_of_fields(fields, numbers, columns, what, classes)
+    return of_stored(inputs, numbers, columns, what, classes=classes)
+
+
+def _rows_of_fields(
+    fields: Mapping[str, Tensor],
+    targets: Tensor,
+    columns: Columns,
+    what: str,
+    classes: tuple[str, ...],
+) -> Rows:
+    """Rows whose inputs are several tensors by name."""
+    return Rows(
+        inputs=Fields(fields),
+        targets=targets,
+        prepare=Prepare.by(columns.transform, what),
+        classes=classes,
+    )
 
 
 def array_of(part: Any, what: str) -> Any:
-    """The values of columns of pandas or pyarrow, by the rules of tables; anything else as it
-    is.
+    """The values of columns of pandas or pyarrow, by the rules of tables; other data as they
+    are.
     """
     if not hasattr(part, "iloc") and type(part).__module__.partition(".")[0] != "pyarrow":
         return part
@@ -403,9 +398,10 @@ def array_of(part: Any, what: str) -> Any:
     return join_targets([table.values(name) for name in table.columns], what)
 
 
-def check_same_order(inputs: Any, targets: Any, what: str, called: str = "targets") -> None:
-    """Raise ValueError for inputs and targets of pandas whose indexes have the same labels in
-    another order.
+def check_same_order(inputs: Any, targets: Any, what: str, noun: str = "targets") -> None:
+    """Raise ValueError if inputs and targets of pandas have one index in different orders.
+
+    what, noun: the argument, and what ``targets`` are, in the message.
     """
     if (
         not hasattr(targets, "iloc")
@@ -415,13 +411,13 @@ def check_same_order(inputs: Any, targets: Any, what: str, called: str = "target
         return
     if inputs.index.is_unique and set(inputs.index) == set(targets.index):
         raise ValueError(
-            f"{what}: inputs and {called} have the same index in another order, so rows would get "
-            f"the {called} of others: give {called}.loc[inputs.index]"
+            f"{what}: inputs and {noun} have the same index in another order, so rows would get "
+            f"the {noun} of others: give {noun}.loc[inputs.index]"
         )
 
 
 def _dataset(data: Any, columns: Columns, what: str) -> Rows:
-    """A map-style Dataset of pairs, read once from the first to the last."""
+    """Rows of a map-style Dataset of pairs, read once from the first to the last."""
     try:
         size = len(data)
     except (TypeError, NotImplementedError):
@@ -434,48 +430,48 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     if what != "test":  # of test, which is public, each row is an example of its own
         check_distinct(data, f"{what}={type(data).__name__}")
     items = Items(data, what, RowDraws(columns.stream_of(what)))
-    rows, drawn = items.read(size, columns.progress)
-    return replace(_of_items(rows, columns, what), drawn=drawn)
+    pairs, drawn = items.read(size, columns.progress)
+    return replace(_of_items(pairs, columns, what), drawn=drawn)
 
 
-def _of_items(rows: Sequence[Any], columns: Columns, what: str) -> Rows:
-    """The rows of pairs that were read from a Dataset."""
-    inputs, targets = [row[0] for row in rows], [row[1] for row in rows]
-    texts = isinstance(targets[0], str)
-    wanted, classes = as_targets(
-        targets if texts else _stacked(targets, f"{what} targets"), columns, what
-    )
+def _of_items(pairs: Sequence[Any], columns: Columns, what: str) -> Rows:
+    """Rows of the pairs (input, target) that were read from a Dataset."""
+    inputs: list[Any] = [item for item, _ in pairs]
+    targets: Any = [target for _, target in pairs]
+    if not isinstance(targets[0], str):
+        targets = _stack_items(targets, f"{what} targets")
+    numbers, classes = as_targets(targets, columns, what)
     first = inputs[0]
     if isinstance(first, Mapping):
-        if other := [number for number, item in enumerate(inputs) if not _has(item, first)]:
-            raise ValueError(
-                f"{what}[{other[0]}] has other inputs than {what}[0], {', '.join(map(str, first))}"
-            )
+        for number, item in enumerate(inputs):
+            if not isinstance(item, Mapping) or item.keys() != first.keys():
+                raise ValueError(
+                    f"{what}[{number}] has other inputs than {what}[0], "
+                    f"{', '.join(map(str, first))}"
+                )
         fields = {
-            str(name): _stacked([item[name] for item in inputs], f"{what} inputs {name}")
+            str(name): _stack_items([item[name] for item in inputs], f"{what} inputs {name}")
             for name in first
         }
-        return Rows(
-            inputs=Fields(fields),
-            targets=wanted,
-            prepare=Prepare.by(columns.transform, what),
-            classes=classes,
-        )
-    # images of Pillow
-    if hasattr(first, "convert") and hasattr(first, "mode") and columns.transform is None:
-        images, how = stack(
-            ((f"the image {what}[{row}]", one) for row, one in enumerate(inputs)), columns, what
-        )
-        return of_stored(images, wanted, columns, what, classes=classes, **how)
-    stacked = isinstance(first, Tensor | np.ndarray | np.generic | int | float)
-    stored = _stacked(inputs, f"{what} inputs") if stacked else inputs
-    return of_stored(stored, wanted, columns, what, classes=classes)
+        return _rows_of_fields(fields, numbers, columns, what, classes)
+    is_image = hasattr(first, "convert") and hasattr(first, "mode")  # of Pillow
+    if is_image and columns.transform is None:
+        images = ((f"the image {what}[{number}]", image) for number, image in enumerate(inputs))
+        pixels, how = stack(images, columns, what)
+        return of_stored(pixels, numbers, columns, what, classes=classes, **how)
+    if isinstance(first, Tensor | np.ndarray | np.generic | int | float):
+        stacked = _stack_items(inputs, f"{what} inputs")
+        return of_stored(stacked, numbers, columns, what, classes=classes)
+    return of_stored(inputs, numbers, columns, what, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The items of a Dataset, each made with random draws of its own, so that no other example has
-    a part in them.
+    """The items of a Dataset, each made with random draws that depend on no other example.
+
+    data: the Dataset.
+    what: the argument that it was given as.
+    draws: seeds the random generators before each item.
     """
 
     data: Any
@@ -483,30 +479,33 @@ class Items:
     draws: RowDraws
 
     def read(self, size: int, progress: Progress) -> tuple[list[Any], bool]:
-        """All items, and whether they draw. Raises ValueError for one that is another one after
-        others were read.
+        """All items, and whether they differ with their draws.
+
+        The first and the middle item are made again after all others. Raises ValueError if one is
+        then different although its draws are the same.
         """
-        items, tried = [], {0: b"", size // 2: b""}
+        items: list[Any] = []
+        key_of_tried = {0: b"", size // 2: b""}
         with self.draws.making():
             self._item(0, self.draws.next_key())
-            self.draws.held = generators_in(self.data)  # those that the first item made as well
+            self.draws.held = generators_in(self.data)  # with those that the first item makes
             for number in range(size):
                 key = self.draws.next_key()
                 items.append(self._item(number, key))
-                if number in tried:
-                    tried[number] = key
+                if number in key_of_tried:
+                    key_of_tried[number] = key
                 if number % AT_ONCE == AT_ONCE - 1:
                     progress(f"{self.what}: {number + 1} of {size} examples read")
-            for number, key in tried.items():
+            for number, key in key_of_tried.items():
                 check_same_item(items[number], self._item(number, key), f"{self.what}[{number}]")
-            others = (self._item(number, self.draws.next_key()) for number in tried)
             drawn = not all(
-                is_same_item(items[number], other)
-                for number, other in zip(tried, others, strict=True)
+                is_same_item(items[number], self._item(number, self.draws.next_key()))
+                for number in key_of_tried
             )
         return items, drawn
 
     def _item(self, number: int, key: bytes) -> Any:
+        """Item ``number``, a pair in memory of its own, with the draws of ``key``."""
         self.draws.begin(key)
         try:
             item = self.data[number]
@@ -523,19 +522,14 @@ class Items:
         return in_own_memory(item[0]), in_own_memory(item[1])
 
 
-def _has(item: Any, first: Mapping[Any, Any]) -> bool:
-    return isinstance(item, Mapping) and item.keys() == first.keys()
-
-
-def _stacked(items: Sequence[Any], what: str) -> Tensor:
+def _stack_items(items: Sequence[Any], what: str) -> Tensor:
+    """Numbers or arrays of all items as one tensor; float64 of Python and numpy as float32."""
     try:
         stacked = torch.stack([torch.as_tensor(item) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:
         texts = any(isinstance(item, str) for item in items)
         fix = "make numbers of texts in __getitem__" if texts else "give every example one shape"
         raise ValueError(f"{what} cannot be stacked: {error}; {fix}") from None
-    return (
-        stacked.float()
-        if stacked.dtype == torch.float64 and not isinstance(items[0], Tensor)
-        else stacked
-    )
+    if stacked.dtype == torch.float64 and not isinstance(items[0], Tensor):
+        return stacked.float()
+    return stacked

@@ -1,4 +1,4 @@
-"""Where are the files of a data set in a local mirror of the Hugging Face hub?
+"""The files of a data set in a local mirror of the Hugging Face hub are found by their names.
 
 A mirror has the layout of the hub: a split is cut into N parquet files, its shards,
 ``<mirror>/OWNER/NAME/<subset>/<split>-0000i-of-0000N.parquet``. Only names of files and folders are
@@ -14,7 +14,7 @@ DATA_VARIABLE = "FEDLSG_DATA"
 """The environment variable that names the mirror where no ``--data-dir`` is given."""
 
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")
-# No name begins with a dot or has a slash: no setting leads out of the mirror.
+# No part of a name begins with a dot: no setting leads out of the mirror.
 _NAME = re.compile(r"(?!\.)[\w.-]+")
 _DATASET = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
 
@@ -47,6 +47,7 @@ def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> P
 
 
 def _check_name(setting: str, value: str, form: re.Pattern[str]) -> None:
+    """Raise ValueError for a name that is not of the form."""
     if not form.fullmatch(value):
         raise ValueError(
             f"expected {setting}={value!r} to be a name, such as dataset=OWNER/NAME subset=NAME"

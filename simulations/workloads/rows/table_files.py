@@ -1,6 +1,4 @@
-"""Files of tables, as programs write them, through pyarrow: .csv, .tsv, .jsonl and .parquet, in
-capitals or not.
-"""
+"""Files of tables are read as pyarrow tables: .csv, .tsv, .jsonl and .parquet, in any case."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,19 +11,23 @@ import numpy as np
 from fedlsg import bounded
 
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
+"""The characters that may separate columns, by the suffix of a text file."""
 JSON, PARQUET = (".jsonl", ".ndjson"), (".parquet", ".pq")
 SUFFIXES = (*DELIMITERS, *JSON, *PARQUET)
-BLOCK_BYTES, MAX_BLOCK_BYTES = 2**22, 2**31 - 1
-"""Bytes of a CSV file that are parsed at a time, and the most that pyarrow takes; a row lies within
-two blocks.
-"""
-HEAD = 2**16
+BLOCK_BYTES = 2**22
+"""Bytes of a CSV file that are parsed at a time, at first. A row has to be within two blocks."""
+MAX_BLOCK_BYTES = 2**31 - 1
+"""The most bytes at a time that pyarrow takes."""
+HEAD_BYTES = 2**16
+"""Bytes of a CSV file from which encoding, delimiter and decimal mark are guessed."""
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+"""Byte-order marks of UTF-16."""
 NO_TEXT = {
     b"PK\3\4": "a spreadsheet (.xlsx) or an archive",
     b"PAR1": "a .parquet file",
     b"\x1f\x8b": "a .gz file",
 }
+"""The first bytes of files that are not text, and what these are."""
 UTF8_FIX = (
     "save it as UTF-8 (in spreadsheets: CSV UTF-8), or convert it: iconv -f latin1 -t utf-8 OLD > "
     "NEW"
@@ -33,10 +35,11 @@ UTF8_FIX = (
 _DECIMAL_COMMA, _DECIMAL_POINT = (
     re.compile(rf'(?:^|;)\s*"?-?\d+{mark}\d+"?\s*(?:;|$)', re.M) for mark in (",", r"\.")
 )
+"""A value between semicolons that is a number with this decimal mark."""
 
 
 class NoFileError(FileNotFoundError, ValueError):
-    """A path that a setting names, and where nothing is."""
+    """A setting names a path that does not exist."""
 
 
 def is_table_file(path: Path) -> bool:
@@ -45,11 +48,13 @@ def is_table_file(path: Path) -> bool:
 
 
 def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
-    """The ``pyarrow.Table`` of a file. ``texts``: columns of a CSV file that are texts, whatever
-    they look like.
+    """The ``pyarrow.Table`` of a file.
 
     A byte-order mark, UTF-16, ``;`` (with decimal commas), tabs and line breaks in quotes are read.
-    Raises ValueError, with the fix, for a file that is not UTF-8 or damaged, or not there.
+
+    what: the argument that names the file, for messages.
+    texts: columns of a CSV file that are texts even if they look like numbers.
+    Raises ValueError, with the fix, for a file that is not UTF-8, is damaged or does not exist.
     """
     import pyarrow as pa
 
@@ -72,7 +77,7 @@ def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
 
 
 class _NotUtf8Error(Exception):
-    """A text file in another encoding, which only its owner knows."""
+    """A text file has another encoding, which only its owner knows."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -81,23 +86,22 @@ class _NotUtf8Error(Exception):
 
 
 def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
+    """The table of a text file; its encoding, delimiter and decimal mark are guessed."""
     import pyarrow as pa
     from pyarrow import csv
 
     with path.open("rb") as file:
-        head = file.read(HEAD)
-    if kind := next((kind for mark, kind in NO_TEXT.items() if head.startswith(mark)), None):
-        raise pa.ArrowInvalid(
-            f"it is {kind}, whatever its name says: name it so, or save it as CSV in UTF-8"
-        )
+        head = file.read(HEAD_BYTES)
+    for first_bytes, kind in NO_TEXT.items():
+        if head.startswith(first_bytes):
+            raise pa.ArrowInvalid(
+                f"it is {kind}, whatever its name says: name it so, or save it as CSV in UTF-8"
+            )
     encoding = _encoding(head)
     sample = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = _delimiter(sample, delimiters)
-    decimal = (
-        ","
-        if delimiter == ";" and _DECIMAL_COMMA.search(sample) and not _DECIMAL_POINT.search(sample)
-        else "."
-    )
+    has_commas = delimiter == ";" and _DECIMAL_COMMA.search(sample) is not None
+    decimal = "," if has_commas and not _DECIMAL_POINT.search(sample) else "."
     block = BLOCK_BYTES
     while True:
         try:
@@ -112,23 +116,27 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
                 ),
             )
             break
-        except pa.ArrowInvalid as error:  # a row is longer than a block
-            if "invalid UTF8" in str(error):  # in a column that is said to be of texts
+        except pa.ArrowInvalid as error:
+            if "invalid UTF8" in str(error):  # in one of the columns ``texts``
                 raise _NotUtf8Error from None
-            if "straddling" not in str(error) or block == MAX_BLOCK_BYTES:
+            is_long_row = "straddling" in str(error)
+            if not is_long_row or block == MAX_BLOCK_BYTES:
                 raise
             block = min(16 * block, MAX_BLOCK_BYTES)
+    # in other columns pyarrow reads texts that are not UTF-8 as bytes
     if any(pa.types.is_binary(kind) for kind in table.schema.types):
         raise _NotUtf8Error
     try:
         return table if table.column_names else None
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # in the names
         raise _NotUtf8Error from None
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-16 is known by its mark, or by the zeros in it; what else is no UTF-8 shows while it is
-    read.
+    """The encoding of a text, by its first bytes: UTF-16, or else UTF-8.
+
+    UTF-16 has a byte-order mark, or a zero in every other byte of ASCII characters. A text that is
+    neither shows while it is read.
     """
     if head[:2] in UTF16:
         return "utf-16"
@@ -140,9 +148,7 @@ def _encoding(head: bytes) -> str:
 
 
 def _delimiter(sample: str, candidates: str) -> str:
-    """The one that the header has most of, outside of quotes; the first for a header without
-    any.
-    """
+    """The most frequent candidate in the header, outside of quotes; the first if it has none."""
     header = re.sub(r'"[^"]*"', "", sample.splitlines()[0] if sample else "")
     return max(candidates, key=header.count)
 
@@ -179,7 +185,7 @@ def features_of(schema: Any) -> dict[str, Any]:
 
 
 def metadata_of(holder: Any, key: bytes) -> dict[str, Any]:
-    """What a library left in a schema or table of pyarrow; nothing for what it cannot have left."""
+    """What a library left in a schema or table of pyarrow, under its key; empty if damaged."""
     try:
         metadata = bounded.parse_json(
             (getattr(holder, "schema", holder).metadata or {}).get(key, b"{}")

@@ -14,6 +14,7 @@ from typing import Any
 from fedlsg.simulations.workloads.rows.table_files import features_of
 
 ROWS_AT_ONCE = 1000
+"""The most rows of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,7 +24,8 @@ class Part:
     place: where it is, for error messages.
     size: its number of rows.
     schema: of pyarrow, with the description that the ``datasets`` library may have left in it.
-    batches: from names of columns to batches of rows, in order: a list of values for each column.
+    batches: gets names of columns, and gives batches of rows in order, as a list of values for each
+        column.
     """
 
     place: str
@@ -42,6 +44,7 @@ class Part:
 
 
 def _feature_of_type(kind: Any) -> dict[str, Any]:
+    """The description that ``datasets`` would give a column of this type of pyarrow."""
     return {"_type": "Image"} if is_image(kind) else {"_type": "Value", "dtype": str(kind)}
 
 
@@ -73,6 +76,7 @@ def part_of_file(path: Path) -> Part:
 
 @contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
+    """Inside, errors of reading a file become a ValueError that names it."""
     import pyarrow as pa
 
     try:
@@ -92,9 +96,10 @@ def part_of_library(split: Any, place: str) -> Part:
 
 
 def content_of(image: Mapping[str, Any] | None) -> bytes | None:
-    """The bytes of an encoded image: those in the row, else those of the file that it names.
+    """The bytes of an encoded image.
 
-    None for a missing image, and for a file that is not there.
+    They are in the row, or in the file that the row names. None for a missing image, and for a file
+    that is not there.
     """
     if image is None:
         return None

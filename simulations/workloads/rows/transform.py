@@ -1,10 +1,8 @@
-"""A transform of a user's own: what it makes of rows, and the check that it makes each row from
-itself alone.
-"""
+"""A user's transform is applied to rows, and checked: it must make each row from itself alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +18,7 @@ from fedlsg.strategies.own_loop.function_checks import LARGEST
 from fedlsg.tensors import each
 
 AT_ONCE = 1024
-"""Rows that a transform is given at a time while data are read."""
+"""The most rows that a transform gets at a time while data are read."""
 ONE_SHAPE = 'give one row an example, all of one shape (texts: padding="max_length")'
 BY_COLUMN = (
     "transform= makes numbers of numbers and texts: a function that gets a list of each column, in "
@@ -32,16 +30,15 @@ LIST_OF_THINGS = (
     "tokenizer that pads to one length)"
 )
 PROBE_ROWS = 6
-"""Rows that are transformed alone and together."""
+"""The number of rows that are transformed alone and together, for the check."""
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if
-    there is one.
+    """Makes the model's inputs, tensors, from stored rows, which are arrays of numpy.
 
-    ``alone``: the function is called for one row at a time, so that no row depends on the others of
-    a batch.
+    transform: a function of these tensors; None without one.
+    alone: it is called for one row at a time, so that no row depends on the others of a batch.
     """
 
     transform: Callable[[Any], Inputs] | None = None
@@ -49,36 +46,37 @@ class Prepare:
 
     @classmethod
     def by(cls, transform: Callable[[Any], Inputs] | None, what: str) -> "Prepare":
-        """By a user's function: alone for all rows but those of test, which are public and tried in
-        batches.
+        """With a user's function: alone for each row, except for rows of test.
+
+        These are public, and the function is checked on batches of them.
         """
         return cls(transform, alone=transform is not None and what != "test")
 
     def __call__(self, stored: Any) -> Inputs:
-        """The inputs of some rows. A transform is not called for none: its failure would tell that
-        a batch is empty.
+        """The inputs of some rows.
+
+        A transform is not called for no rows: its failure would tell that a batch is empty.
         """
-        tensors: Inputs = (
-            {name: torch.as_tensor(value) for name, value in stored.items()}
-            if isinstance(stored, Mapping)
-            else torch.as_tensor(stored)
-        )
+        tensors: Inputs
+        if isinstance(stored, Mapping):
+            tensors = {name: torch.as_tensor(value) for name, value in stored.items()}
+            first = next(iter(tensors.values()))
+        else:
+            tensors = first = torch.as_tensor(stored)
         if self.transform is None:
             return tensors
-        first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
         if not len(first):
             return torch.zeros(0, 1)
         if not self.alone or len(first) == 1:
             return self.transform(tensors)
-        transformed_rows = [
-            self.transform(each(tensors, itemgetter(slice(row, row + 1))))
-            for row in range(len(first))
-        ]
-        return joined(transformed_rows)
+        rows = []
+        for row in range(len(first)):
+            rows.append(self.transform(each(tensors, itemgetter(slice(row, row + 1)))))
+        return join_rows(rows)
 
 
-def joined(rows: Sequence[Any]) -> Inputs:
-    """One batch of batches. Raises ValueError for rows of several shapes or names."""
+def join_rows(rows: Sequence[Any]) -> Inputs:
+    """One batch of several batches. Raises ValueError if their shapes or names differ."""
     try:
         if isinstance(rows[0], Tensor):
             return torch.cat(list(rows))
@@ -96,26 +94,18 @@ def transformed(
     what: str,
     progress: Progress,
 ) -> Tensor | dict[str, Tensor]:
-    """What the transform makes of texts or other things: a tensor, or tensors by name; it gets some
-    rows at a time.
+    """What the transform makes of texts or other things: a tensor, or tensors by name.
 
-    ``several``: things are tuples, and the transform gets a list of each of their members.
-    Raises ValueError without a transform, for results that are not of one shape, and where the
-    first or last row of those that it got has another result alone.
+    several: things are tuples, and the transform gets a list of each of their members.
+    Raises ValueError without a transform, for results that are not of one shape, and if a row alone
+    has another result than in a batch: some rows of the first batch, the ends of all others.
     """
     if transform is None:
-        kind = type(things[0]).__name__ if things else "nothing"
-        given, fix = f"{kind}s", LIST_OF_THINGS
-        if kind == "list" and all(isinstance(number, int | float) for number in things[0]):
-            given, fix = "lists of numbers", "give an array, np.array(inputs), or a tensor"
-        elif kind in ("tuple", "list", "ndarray"):
-            given, fix = "rows of things that are no numbers", BY_COLUMN
-        raise ValueError(f"{what} inputs are {given}, which no model takes: {fix}")
+        raise ValueError(_no_transform(things, what))
 
     def make(rows: Sequence[Any]) -> dict[str, Tensor]:
-        result = run_transform(
-            transform, *(map(list, zip(*rows, strict=True)) if several else [list(rows)])
-        )
+        lists = list(map(list, zip(*rows, strict=True))) if several else [list(rows)]
+        result = run_transform(transform, *lists)
         named = result.items() if isinstance(result, Mapping) else [("inputs", result)]
         return {str(name): torch.as_tensor(value) for name, value in named}
 
@@ -129,12 +119,23 @@ def transformed(
                     f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} "
                     f"rows, and {tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
                 )
-        rows = range(0, len(chunk), max(1, len(chunk) // PROBE_ROWS)) if start == 0 else (0,)
-        for row in {*rows, len(chunk) - 1}:
+        step = max(1, len(chunk) // PROBE_ROWS) if start == 0 else len(chunk)
+        for row in {*range(0, len(chunk), step), len(chunk) - 1}:
             check_same_rows([make(chunk[row : row + 1])], parts[-1], [row], what)
         progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return whole["inputs"] if set(whole) == {"inputs"} else whole
+
+
+def _no_transform(things: Sequence[Any], what: str) -> str:
+    """What is wrong with inputs of which only a transform can make numbers, and what to do."""
+    kind = type(things[0]).__name__ if things else "nothing"
+    inputs, fix = f"{kind}s", LIST_OF_THINGS
+    if kind == "list" and all(isinstance(number, int | float) for number in things[0]):
+        inputs, fix = "lists of numbers", "give an array, np.array(inputs), or a tensor"
+    elif kind in ("tuple", "list", "ndarray"):
+        inputs, fix = "rows of things that are no numbers", BY_COLUMN
+    return f"{what} inputs are {inputs}, which no model takes: {fix}"
 
 
 def check_same_rows(
@@ -145,24 +146,24 @@ def check_same_rows(
 ) -> None:
     """Raise ValueError unless each of ``alone``, made of one row, is that row of ``together``.
 
-    Column by column, in units of the column (``differing``). Shapes must be equal, too: how far a
-    text is padded would depend on the longest of the others.
+    Columns are compared one by one, each in its own unit (``differing``). Shapes must be equal,
+    too: otherwise the longest of other texts would decide how far a text is padded.
+
+    alone: inputs by name, made of one row each.
+    together: inputs by name, made of a batch.
+    rows: the row of the batch that each of ``alone`` was made of.
     """
-    for name in dict.fromkeys([*together, *(name for one in alone for name in one)]):
+    for name in dict.fromkeys([*together, *chain.from_iterable(alone)]):
         whole = together.get(name)
-        values = [one[name] for one in alone if name in one]
-        shapes = {tuple(one.shape) for one in values}
-        if (
-            whole is None
-            or len(values) < len(alone)
-            or whole.ndim == 0
-            or shapes != {(1, *whole.shape[1:])}
-        ):
-            given = (
-                f"{sorted(shapes)} for 1 row and {None if whole is None else tuple(whole.shape)} "
-                "for several"
+        values = [inputs[name] for inputs in alone if name in inputs]
+        shapes = {tuple(value.shape) for value in values}
+        lacks_rows = whole is None or whole.ndim == 0 or len(values) < len(alone)
+        if whole is None or lacks_rows or shapes != {(1, *whole.shape[1:])}:
+            shape = None if whole is None else tuple(whole.shape)
+            raise ValueError(
+                f"transform gave {what} {name} of shape {sorted(shapes)} for 1 row and {shape} "
+                f"for several: {ONE_SHAPE}"
             )
-            raise ValueError(f"transform gave {what} {name} of shape {given}: {ONE_SHAPE}")
         if columns := differing(torch.cat(values), whole[list(rows)]):
             raise ValueError(
                 f"transform gives other {what} {name} for a row alone than in a batch, which mixes "
@@ -172,9 +173,7 @@ def check_same_rows(
 
 
 def check_same_item(first: Any, again: Any, what: str) -> None:
-    """Raise ValueError unless the numbers of an item, a pair, are the same after others were
-    read.
-    """
+    """Raise ValueError if an item, a pair, has other numbers after other items were read."""
     if not is_same_item(first, again):
         raise ValueError(
             f"{what} is another item after others were read, which mixes examples: let __getitem__ "
@@ -184,16 +183,16 @@ def check_same_item(first: Any, again: Any, what: str) -> None:
 
 
 def is_same_item(first: Any, again: Any) -> bool:
-    """Whether the numbers of two items, pairs, are the same."""
-    pairs = [(first[0], again[0]), (first[1], again[1])]
-    if all(isinstance(item, Mapping) for item in pairs[0]):
-        pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
-    for one, two in pairs:
-        if not isinstance(one, Tensor | np.ndarray | np.generic | int | float) or isinstance(
-            one, np.str_
-        ):
+    """Whether the numbers of two items, pairs (input, target), are the same; texts may differ."""
+    inputs, targets = zip(first, again, strict=True)
+    pairs = [inputs, targets]
+    if all(isinstance(value, Mapping) for value in inputs):
+        pairs = [*((value, inputs[1].get(name)) for name, value in inputs[0].items()), targets]
+    for value, value_again in pairs:
+        is_number = isinstance(value, Tensor | np.ndarray | np.generic | int | float)
+        if not is_number or isinstance(value, np.str_):
             continue
-        a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
+        a, b = (torch.as_tensor(number).unsqueeze(0) for number in (value, value_again))
         if a.shape != b.shape or differing(a, b):
             return False
     return True
@@ -204,25 +203,27 @@ def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
     try:
         return transform(*stored)
     except Exception as error:
-        numbers = isinstance(error, AttributeError | TypeError) and not isinstance(stored[0], list)
-        hint = (
-            "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts "
-            "give a table, such as pandas.read_csv(path, dtype=str))"
-        )
-        several = f"; it gets {len(stored)} lists, one of each column of the inputs"
-        raise ValueError(
-            f"transform fails: {type(error).__name__}: {error}"
-            f"{hint if numbers else several if len(stored) > 1 else ''}"
-        ) from error
+        hint = ""
+        if isinstance(error, AttributeError | TypeError) and not isinstance(stored[0], list):
+            hint = (
+                "; it gets a tensor: what looks like numbers in a file is read as numbers (for "
+                "texts give a table, such as pandas.read_csv(path, dtype=str))"
+            )
+        elif len(stored) > 1:
+            hint = f"; it gets {len(stored)} lists, one of each column of the inputs"
+        raise ValueError(f"transform fails: {type(error).__name__}: {error}{hint}") from error
 
 
 def prefers_texts(
     transform: Callable[..., Any], numbers: Tensor, texts: Sequence[list[str]]
 ) -> bool:
-    """Whether a transform takes columns of a file as texts, which look like numbers (B, columns).
+    """Whether a transform takes columns of a file, which look like numbers, as texts.
 
-    It does if it fails on numbers, or makes the same shapes of both: then nothing else would say
-    that it got numbers.
+    It has to work on texts. It prefers them if it fails on numbers, or makes the same shapes of
+    both: then no error would say that it got numbers.
+
+    numbers: the first rows (B, columns).
+    texts: the same, a list for each column.
     """
 
     def shapes(*stored: Any) -> Any:
@@ -237,7 +238,7 @@ def prefers_texts(
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name. Raises ValueError for other inputs."""
+    """A model's inputs as tensors by name, "inputs" for one. Raises ValueError for others."""
     for name, value in inputs.items() if hasattr(inputs, "items") else [("inputs", inputs)]:
         if not isinstance(value, Tensor):
             raise ValueError(
@@ -250,12 +251,14 @@ def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
 def check_transform(
     inputs: Stored, prepare: Callable[[Any], Inputs], count: int, what: str
 ) -> None:
-    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on
-    chance; for complex rows.
+    """Raise ValueError if what is made of a row depends on other rows of its batch, or on chance.
 
-    These are rows of test, which are public, and transformed in batches; those that are trained on
-    are transformed one at a time, whatever is found here. All random generators are left as they
-    were.
+    So it does for complex and bfloat16 rows. The rows are those of test, which are public and
+    transformed in batches. Rows that are trained on are transformed one at a time in any case. All
+    random generators are left as they were.
+
+    inputs, prepare: of the rows.
+    count: the number of rows.
     """
     stored = inputs[np.zeros(1, dtype=np.int64)]
     for value in stored.values() if isinstance(stored, Mapping) else [stored]:
@@ -275,37 +278,26 @@ def check_transform(
 
 
 def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
-    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round,
-    pairs, a large batch.
+    """Compare each row alone with batches: all rows, all reversed, halves, pairs, a large batch.
+
+    make: from numbers of rows, 0 to count - 1, to inputs.
     """
     alone = [dict(fields_of(make([row]))) for row in range(count)]
     order = list(range(count))
-    large = order * -(-LARGEST // count)
-    for together in (
-        order,
-        order[::-1],
-        order[::2],
-        order[1::2],
-        large,
-        *([a, b] for a, b in pairwise(order)),
-    ):
-        if together:
-            whole = dict(fields_of(make(together)))
-            if wrong := [
-                name
-                for name, value in whole.items()
-                if value.ndim == 0 or len(value) != len(together)
-            ]:
+    large = order * -(-LARGEST // count)  # at least LARGEST rows
+    batches = [order, order[::-1], order[::2], order[1::2], large, *map(list, pairwise(order))]
+    for batch in filter(None, batches):
+        whole = dict(fields_of(make(batch)))
+        for name, value in whole.items():
+            if value.ndim == 0 or len(value) != len(batch):
                 raise ValueError(
-                    f"transform gave {what} {wrong[0]} of shape {tuple(whole[wrong[0]].shape)} for "
-                    f"{len(together)} rows: {ONE_SHAPE}"
+                    f"transform gave {what} {name} of shape {tuple(value.shape)} for {len(batch)} "
+                    f"rows: {ONE_SHAPE}"
                 )
-            check_same_rows([alone[row] for row in together], whole, range(len(together)), what)
+        check_same_rows([alone[row] for row in batch], whole, range(len(batch)), what)
 
 
 def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> Inputs:
-    """The model's inputs of some rows. Raises ValueError, with its error, for a transform that
-    fails.
-    """
+    """The model's inputs of some rows. Raises ValueError if the transform fails."""
     inputs_of_rows: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
     return inputs_of_rows

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedlsg.simulations.report.drawing.chart import Axis, Chart, Series, chart_data, guessing
-from fedlsg.simulations.report.drawing.still import ALONE_PIXELS, LETTER, Scale, scale, still
+from fedlsg.simulations.report.drawing.still import LETTER, WIDTH_ALONE, Scale, scale, still
 from fedlsg.simulations.report.pages.figure import draw_chart, interactive, panel_grid
 
 LINE = Series(
@@ -69,7 +69,7 @@ def test_points_and_references_are_where_their_numbers_say():
         ),
     )
     svg, size = still(chart)
-    assert size == (ALONE_PIXELS, chart.height)
+    assert size == (WIDTH_ALONE, chart.height)
     wide, tall = map(float, re.search(r'<svg width="([\d.]+)" height="([\d.]+)"', svg).groups())
     line = re.search(
         r'<path d="M([\d.]+) ([\d.]+)L[^"]*L([\d.]+) ([\d.]+)" fill="none" stroke="#00f"', svg

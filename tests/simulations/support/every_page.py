@@ -25,7 +25,7 @@ from fedlsg.simulations.compare.results.comparison_files import Comparison
 from fedlsg.simulations.compare.results.comparison_files import page as compare_page
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.cost_of_choosing import Rows
-from fedlsg.simulations.compare.search.search_files import Found
+from fedlsg.simulations.compare.search.search_files import SearchState
 from fedlsg.simulations.compare.search.search_files import figures as search_figures
 from fedlsg.simulations.compare.search.search_files import page as search_page
 from fedlsg.simulations.compare.search.space import Choices, Span
@@ -96,7 +96,7 @@ def searched() -> str:
         folder=Folder(Path("search")),
         notices=("A note.",),
     )
-    found = Found(
+    found = SearchState(
         job=job,
         trials=trials,
         finished=True,

@@ -8,7 +8,7 @@ import torch
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.workloads import Split
-from fedlsg.simulations.workloads.base import normalised
+from fedlsg.simulations.workloads.base.normalise import normalise_inputs
 from fedlsg.simulations.workloads.base.split import Chance, chance_of
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
@@ -17,14 +17,16 @@ ALL = torch.arange(24)
 
 
 def test_test_inputs_have_mean_0_and_deviation_1():
-    made = normalised(load(workload(test=(TEST[0] * 50 + 7, TEST[1]))))
+    made = normalise_inputs(load(workload(test=(TEST[0] * 50 + 7, TEST[1]))))
     inputs, _ = made.test.batch(ALL)
     torch.testing.assert_close(inputs.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(inputs.std(0, correction=0), torch.ones(8), atol=1e-5, rtol=0)
 
 
 def test_no_number_comes_from_a_training_row():
-    first, second = (normalised(load(workload(train=(TRAIN[0] * k, TRAIN[1])))) for k in (1, 1000))
+    first, second = (
+        normalise_inputs(load(workload(train=(TRAIN[0] * k, TRAIN[1])))) for k in (1, 1000)
+    )
     assert first.normalised == second.normalised
     one, many = first.train.batch(torch.tensor([3])), first.train.batch(torch.arange(9))
     assert torch.equal(one[0][0], many[0][3])  # each row by itself
@@ -60,7 +62,7 @@ def test_a_clients_own_files_are_normalised_as_the_public_rows(place, tmp_path):
 
     def cifar10(*, public_only: bool):
         cache = tmp_path / "cache"
-        return normalised(
+        return normalise_inputs(
             workloads.load(
                 "cifar10", data_dir=tmp_path / "mirror", cache_dir=cache, public_only=public_only
             )
@@ -79,7 +81,7 @@ def test_public_images_are_normalised_as_the_rows_are(features, tmp_path):
     plain = workloads.load(
         "digits", cache_dir=tmp_path, options=workloads.Options(features=features)
     )
-    made = normalised(plain)
+    made = normalise_inputs(plain)
     mean, deviation = (torch.tensor(made.normalised[name]) for name in ("mean", "deviation"))
     for name, draw in plain.synthetic.items():
         inputs, found = (

@@ -26,7 +26,7 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
-from fedlsg.simulations.planning.base.start_weights import found_source
+from fedlsg.simulations.planning.base.start_weights import find_source
 from fedlsg.simulations.server.server_app import run_rounds
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import as_config, from_mapping
@@ -229,9 +229,9 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
 
     def watched(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
         found.append(len(workload.train) == 0)
-        return found_source(spec, workload, settings)
+        return find_source(spec, workload, settings)
 
-    monkeypatch.setattr(fedlsg.simulations.planning.base.initial_state, "found_source", watched)
+    monkeypatch.setattr(fedlsg.simulations.planning.base.initial_state, "find_source", watched)
     settings = {
         "method": "probe",
         "probes": 20,
