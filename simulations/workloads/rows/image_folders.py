@@ -187,7 +187,7 @@ def _check_once(images: ImageFolder) -> None:
         first = known.setdefault((file.st_dev, file.st_ino), name)
         if first != name:
             raise ValueError(
-                f"{images.called}: {first} and {name} are links to one file, and epsilon holds for "
+                f"{images.title}: {first} and {name} are links to one file, and epsilon holds for "
                 "an image that comes once: remove the links; if they are of two people, copy it"
             )
 
