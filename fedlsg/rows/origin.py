@@ -7,16 +7,19 @@ its label does not make it another row.
 """
 
 from collections import UserList, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from fedlsg.rows.arrow_memory import is_hub, of_column, of_hub
-from fedlsg.rows.collate import TARGETS
+from fedlsg.rows.collate import TARGETS, inputs_of
 from fedlsg.rows.row_memory import (
+    ATOMS,
     Integers,
     RowParts,
     common_parts,
@@ -49,12 +52,16 @@ def check_distinct(data: Any, what: str) -> None:
         parts = parts_of(data, np.arange(len(data)))
     else:
         return
-    check_parts(parts, what)
+    check_parts(parts, what, partial(_are_equal_rows, data) if _is_held(data) else None)
 
 
-def check_parts(parts: RowParts, what: str) -> None:
-    """Raise ValueError, naming the data by ``what``, if one of the rows comes more than once."""
-    earlier = earlier_rows(parts)
+def check_parts(
+    parts: RowParts, what: str, are_equal: Callable[[int, int], bool] | None = None
+) -> None:
+    """Raise ValueError, naming the data by ``what``, if one of the rows comes more than once.
+    ``are_equal``: as ``earlier_rows`` has it.
+    """
+    earlier = earlier_rows(parts, are_equal)
     again = earlier[earlier >= 0]
     if not len(again):
         return
@@ -66,6 +73,38 @@ def check_parts(parts: RowParts, what: str) -> None:
         "row once; to give rare classes more weight, take weights in the loss, such as "
         f"nn.CrossEntropyLoss(weight=...); {own_copy(parts, int(again[0]), row)}"
     )
+
+
+def _is_container(data: Any) -> bool:
+    return isinstance(data, HELD) and type(data).__getitem__ in [kind.__getitem__ for kind in HELD]
+
+
+def _is_held(data: Any) -> bool:
+    """Whether reading a row makes nothing: it is there."""
+    if isinstance(data, Subset):
+        return _is_held(data.dataset)
+    if isinstance(data, ConcatDataset):
+        return all(map(_is_held, data.datasets))
+    return _is_container(data) and not isinstance(data, tuple)
+
+
+def _are_equal_rows(data: Any, one: int, other: int) -> bool:
+    return _are_equal(inputs_of(data[one]), inputs_of(data[other]))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two things have equal values; not of what is neither an array nor a container."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_are_equal(one[n], other[n]) for n in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return one is other or (isinstance(one, ATOMS) and bool(one == other))
 
 
 def own_copy(parts: RowParts, one: int, other: int) -> str:
@@ -96,7 +135,7 @@ def parts_of(data: Any, rows: Integers) -> RowParts:
         return of_object_array(data, rows)
     if isinstance(data, Tensor | np.ndarray):
         return of_array(data, rows)
-    if isinstance(data, HELD) and type(data).__getitem__ in [kind.__getitem__ for kind in HELD]:
+    if _is_container(data):
         return of_list(data, rows)
     return of_hub(data, rows) if is_hub(data) else of_object(data, rows)
 

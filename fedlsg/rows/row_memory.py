@@ -6,7 +6,7 @@ object that holds the row: views, expanded tensors and second maps of a file hav
 """
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, combinations
@@ -278,13 +278,18 @@ def _span(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int
     return low, extent, size
 
 
-def earlier_rows(by_name: RowParts) -> Integers:
+def earlier_rows(
+    by_name: RowParts, are_equal: Callable[[int, int], bool] | None = None
+) -> Integers:
     """For each row (n,) an earlier one that it repeats, or -1.
 
     It does so if it has that row's parts, under whatever names, or if half of its bytes or more are
     that row's. So a copy of a small part makes no other row, and rows may share a small one, as
     categories. A part that is one place in all rows, as a mask, counts only where all parts are.
     Of parts of several lengths, which who reads them refuses, nothing is said.
+
+    are_equal: whether two rows have equal values. All rows with one part of any size in one memory
+    are then one row if all of them are equal: what else they have was made anew, as a mask is.
     """
     if len({len(part.start) for part in by_name.values()}) > 1:
         return np.empty(0, dtype=np.int64)
@@ -319,7 +324,26 @@ def earlier_rows(by_name: RowParts) -> Integers:
         common = np.sum([size[rows] * one for size, one in zip(sizes, same, strict=True)], axis=0)
         rows = rows[2 * common >= whole[rows]]
         repeated[rows] = first[rows]
+    if are_equal is None:
+        return repeated
+    for place in shared:
+        first = _first_rows(numbers[place])
+        assert first is not None
+        rows = np.flatnonzero((first < order) & (repeated < 0))
+        rows = _of_equal_groups(rows, first, are_equal)
+        repeated[rows] = first[rows]
     return repeated
+
+
+def _of_equal_groups(
+    rows: Integers, first: Integers, are_equal: Callable[[int, int], bool]
+) -> Integers:
+    """Those of the rows whose first row is equal to all rows that have the same first one."""
+    several: set[int] = set()
+    for one, other in zip(first[rows].tolist(), rows.tolist(), strict=True):
+        if one not in several and not are_equal(one, other):
+            several.add(one)
+    return rows[~np.isin(first[rows], [*several])]
 
 
 def common_parts(parts: RowParts, one: int, other: int) -> list[str]:

@@ -314,6 +314,28 @@ def test_a_dict_of_numbers_is_known_by_itself():
         check_distinct([(inputs, label) for label in range(9)], "rows")
 
 
+def tokens(ids: Any, mask: Any = None) -> tuple[dict[str, Any], int]:
+    """A text as people make it of stored tokens; the mask and the types are new."""
+    made = {"ids": ids, "mask": torch.ones(6) if mask is None else mask, "types": torch.zeros(6)}
+    return made, 0
+
+
+def test_a_row_whose_larger_part_is_made_anew_is_known_by_its_values():
+    check_distinct([tokens(x) for x in X], "rows")
+    twice: Any = [tokens(X[0]), tokens(X[0]), tokens(X[1])]
+    for again in (twice, Subset(twice, [2, 1, 0]), ConcatDataset([twice[:1], twice[1:]])):
+        with pytest.raises(ValueError, match="more than once"):
+            check_distinct(again, "rows")
+    with pytest.raises(ValueError, match="1 row more than once"):
+        check_distinct([*map(tokens, X), tokens(X[0])], "rows")
+
+
+def test_equal_texts_that_share_the_mask_of_their_length_are_several():
+    masks = [torch.ones(6), torch.ones(6)]
+    rows = [tokens(torch.ones(6) * (row % 5), masks[row % 2]) for row in range(40)]
+    check_distinct(rows, "rows")
+
+
 HOLDERS = {
     "deque": deque,
     "UserList": UserList,
