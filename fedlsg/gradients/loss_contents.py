@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.calls.torch_func import tensors_in
-from fedlsg.gradients.hooked_pass.graph_nodes import leaves_of
+from fedlsg.gradients.hooked_pass.hooked_layers import leaves_of
 from fedlsg.user_code.failure import is_users
 
 MANY = 10_000

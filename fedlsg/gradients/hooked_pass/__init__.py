@@ -3,7 +3,8 @@
 Before a pass, what the model is:
 
     supported           refuses models without per-example gradients
-    hooked_layers       which layers get hooks, and which blocks of the frame each one computes
+    hooked_layers       which layers get hooks, which blocks of the frame each one computes, and the
+                        nodes of autograd's graph that get hooks
     call_layers         layers whose gradients are a function of one call
     model_facts         what is found out about a model once, for as long as it stays as it is
     precision           the precision of a pass
@@ -15,7 +16,6 @@ The pass:
                         blocks, from that and from the gradient at its output
     activation_storage  activations that wait for backward, in half the memory
     rematerialization   inputs of layers that backward recomputes, in place of keeping them
-    graph_nodes         the nodes of autograd's graph at which gradients are received
 
 Parameters that no layer's formula covers:
 

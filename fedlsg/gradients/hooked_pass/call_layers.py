@@ -27,8 +27,7 @@ from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.formulas.layers import kept_values
-from fedlsg.gradients.hooked_pass.graph_nodes import own_memory, producer
-from fedlsg.gradients.hooked_pass.hooked_layers import Slot
+from fedlsg.gradients.hooked_pass.hooked_layers import Slot, own_memory, producer
 from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.user_code.failure import describe
 

@@ -35,8 +35,13 @@ from fedlsg.gradients.hooked_pass.blocks import (
     remember_output,
 )
 from fedlsg.gradients.hooked_pass.call_layers import CallLayer, arguments, check_batch, watch_call
-from fedlsg.gradients.hooked_pass.graph_nodes import ancestors, own_memory, producer
-from fedlsg.gradients.hooked_pass.hooked_layers import Layer, add_hook
+from fedlsg.gradients.hooked_pass.hooked_layers import (
+    Layer,
+    add_hook,
+    ancestors,
+    own_memory,
+    producer,
+)
 from fedlsg.gradients.hooked_pass.model_facts import Prepared
 from fedlsg.gradients.hooked_pass.precision import Precision, without_autocast
 from fedlsg.gradients.hooked_pass.rematerialization import Rematerialization, release
@@ -108,6 +113,12 @@ def freeze(layer: Layer | CallLayer, *_: object) -> None:
         p.requires_grad_(False)
 
 
+def unfreeze(layer: Layer | CallLayer) -> None:
+    """After a layer's call: let its parameters require gradients again."""
+    for p in layer.parameters:
+        p.requires_grad_(True)
+
+
 @dataclass(kw_only=True, eq=False)
 class Pass:
     """The state of one forward and backward pass.
@@ -161,8 +172,7 @@ class Pass:
         output: Tensor,
     ) -> Tensor | None:
         """Forward hook: keep what the layer needs of its input, and hook its output's gradient."""
-        for p in layer.parameters:
-            p.requires_grad_(True)
+        unfreeze(layer)
         if not torch.is_grad_enabled():
             return None  # no gradient comes back through this call
         if layer.is_norm:
@@ -248,8 +258,7 @@ class Pass:
         output: Any,
     ) -> Any:
         """Forward hook of a layer whose gradients are a function of its call."""
-        for p in layer.parameters:
-            p.requires_grad_(True)
+        unfreeze(layer)
         if not torch.is_grad_enabled():
             return None
         self.count(layer)

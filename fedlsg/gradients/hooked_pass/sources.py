@@ -24,8 +24,7 @@ from fedlsg.gradients.formulas.embedding_rows import (
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.hooked_pass.blocks import choose_block, remember, remember_output
 from fedlsg.gradients.hooked_pass.call_layers import CallLayer, Graph, set_blocks, settle
-from fedlsg.gradients.hooked_pass.graph_nodes import leaves_of
-from fedlsg.gradients.hooked_pass.hooked_layers import Layer, Slot
+from fedlsg.gradients.hooked_pass.hooked_layers import Layer, Slot, leaves_of
 from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.gradients.hooked_pass.unbatched import Unbatched, as_plain
 from fedlsg.gradients.hooked_pass.uses import Uses

@@ -33,7 +33,7 @@ from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.embedding_rows import Lazy, RowGradients, product
 from fedlsg.gradients.hooked_pass.call_layers import Graph
-from fedlsg.gradients.hooked_pass.graph_nodes import producer
+from fedlsg.gradients.hooked_pass.hooked_layers import producer
 from fedlsg.gradients.hooked_pass.unbatched import (
     ELEMENTWISE,
     FIX,

@@ -24,7 +24,7 @@ from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
 from fedlsg.gradients.hooked_pass.call_layers import CallLayer, watch_call
 from fedlsg.gradients.hooked_pass.hooked_layers import Layer
-from fedlsg.gradients.hooked_pass.hooks import Pass, freeze
+from fedlsg.gradients.hooked_pass.hooks import Pass, freeze, unfreeze
 from fedlsg.gradients.hooked_pass.model_facts import Prepared
 from fedlsg.gradients.hooked_pass.precision import without_autocast
 from fedlsg.gradients.isolation.batched import (
@@ -60,8 +60,7 @@ def known_layers(step: Pass, prepared: Prepared) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.module.__dict__.pop("forward", None)
-            for p in layer.parameters:
-                p.requires_grad_(True)
+            unfreeze(layer)
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass
         step.memories.clear()
 
@@ -109,7 +108,7 @@ def _on_batch(
     x = args[0] if args else kwargs["input"]
     one = has_batch_of_one(module, x.shape[1:])
     if one is None:
-        _unfreeze(layer)
+        unfreeze(layer)
         raise ReadElsewhereError(names)  # copies of the weight see the images of one example each
     rows = x.squeeze(1) if one else x
     output = _watch(step, layer, rows, type(module).forward(module, rows))
@@ -142,16 +141,11 @@ def _watch(step: Pass, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> T
 
 def _watch_call(step: Pass, layer: CallLayer, inputs: tuple[Any, ...], output: Any) -> Any:
     """The output of a call, in the graph of the pass; as it is where no gradients are recorded."""
-    _unfreeze(layer)
+    unfreeze(layer)
     if not torch.is_grad_enabled():
         return output
     step.count(layer)
     return watch_call(step, layer, inputs, output)
-
-
-def _unfreeze(layer: Layer | CallLayer) -> None:
-    for p in layer.parameters:
-        p.requires_grad_(True)
 
 
 def _recurrent(step: Pass, layer: CallLayer, x: Tensor, hx: Any = None) -> Any:
@@ -159,7 +153,7 @@ def _recurrent(step: Pass, layer: CallLayer, x: Tensor, hx: Any = None) -> Any:
     module: Any = layer.module
     example = 1 if module.batch_first else 2
     if x.ndim != 4 or x.shape[example] != 1:
-        _unfreeze(layer)
+        unfreeze(layer)
         raise ValueError(
             f"{layer.path} ({type(module).__name__}): expected one example with a batch dimension, "
             f"got shape {tuple(x.shape[1:])}; set isolation='rows'"
