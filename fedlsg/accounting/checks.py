@@ -1,4 +1,4 @@
-"""What a number of an accountant may be: each function returns it, or says what was expected."""
+"""Checks of the accountants' numbers: ``checked_...`` return the number, or raise ValueError."""
 
 import math
 import operator
@@ -6,11 +6,11 @@ import operator
 from fedlsg.config import check_real
 
 MAX_STEPS = 2**53
-"""Steps of an event: every number up to it is a float."""
+"""Most steps of an event: every integer up to it is a float."""
 
 
 def checked_sample_rate(sample_rate: float) -> float:
-    """Raises: ValueError unless 0 < q <= 1."""
+    """A Poisson rate q. Raises ValueError unless 0 < q <= 1."""
     check_real(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(
@@ -21,7 +21,7 @@ def checked_sample_rate(sample_rate: float) -> float:
 
 
 def checked_noise_multiplier(noise_multiplier: float) -> float:
-    """Raises: ValueError unless it is a finite sigma > 0."""
+    """A noise multiplier sigma. Raises ValueError unless it is finite and above 0."""
     check_real(noise_multiplier=noise_multiplier)
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise ValueError(
@@ -33,7 +33,7 @@ def checked_noise_multiplier(noise_multiplier: float) -> float:
 
 
 def checked_steps(steps: int) -> int:
-    """Raises: ValueError unless it is an integer from 1 to ``MAX_STEPS``."""
+    """A number of steps. Raises ValueError unless it is an integer from 1 to ``MAX_STEPS``."""
     try:
         count = operator.index(steps)
     except TypeError:
@@ -47,7 +47,8 @@ def checked_steps(steps: int) -> int:
 
 
 def checked_log_ratio(log_ratio: float) -> float:
-    """Raises: ValueError unless it is a finite Lambda >= 0."""
+    """Lambda of an event. Raises ValueError unless it is finite and not negative."""
+    check_real(log_ratio=log_ratio)
     if not 0 <= log_ratio < math.inf:
         raise ValueError(
             f"expected a finite {log_ratio=} >= 0: how far the logarithm of the ratio of the "
@@ -57,7 +58,7 @@ def checked_log_ratio(log_ratio: float) -> float:
 
 
 def checked_delta(delta: float) -> float:
-    """Raises: ValueError unless 0 < delta < 1."""
+    """A delta. Raises ValueError unless 0 < delta < 1."""
     check_real(delta=delta)
     if not 0 < delta < 1:
         raise ValueError(
@@ -67,7 +68,7 @@ def checked_delta(delta: float) -> float:
 
 
 def checked_epsilon(epsilon: float) -> float:
-    """Raises: ValueError unless it is a finite epsilon > 0."""
+    """A target epsilon. Raises ValueError unless it is finite and above 0."""
     check_real(epsilon=epsilon)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(
@@ -80,9 +81,9 @@ def checked_epsilon(epsilon: float) -> float:
 def check_delta(delta: float, num_examples: int) -> None:
     """Refuse a delta at which publishing one example at random would count as private.
 
-    ``checked_delta`` knows no number of examples, and lets every probability pass.
+    ``checked_delta`` has no number of examples, and accepts every probability.
 
-    Raises: ValueError unless 0 < delta < 1 / num_examples.
+    Raises ValueError unless 0 < delta < 1 / num_examples.
     """
     checked_delta(delta)
     if num_examples < 1:

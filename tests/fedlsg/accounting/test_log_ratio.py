@@ -105,7 +105,7 @@ def test_delta_is_rounded_down_and_epsilon_up(log_ratio, exponent, epsilon):
     )
 
 
-@pytest.mark.parametrize("wrong", [-1e-9, math.inf, math.nan])
+@pytest.mark.parametrize("wrong", [-1e-9, math.inf, math.nan, True, "0.1"])
 def test_a_lambda_out_of_range_is_refused(wrong):
     setting = {"epsilon": 1.0, "delta": DELTA, "sample_rate": 1.0, "log_ratio": wrong}
     for refused in (
