@@ -219,8 +219,8 @@ def figures_command(
     """
     if out is not None and (ending := Path(out).suffix.removeprefix(".")) in FORMATS:
         raise ValueError(
-            f"--out {out} names a file, and figures are a folder, each as {', '.join(FORMATS)}: give "
-            f"--out {Path(out).with_suffix('')}, and take its .{ending} files"
+            f"--out {out} names a file, and figures are a folder, each as {', '.join(FORMATS)}: "
+            f"give --out {Path(out).with_suffix('')}, and take its .{ending} files"
         )
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
