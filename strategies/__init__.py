@@ -15,7 +15,7 @@ if __name__ != "fedlsg.strategies":
     raise ImportError("expected the name fedlsg.strategies: this folder is a part of fedlsg")
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
@@ -37,15 +37,16 @@ _Builds = dict[str, _Build]
 
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
-ELSEWHERE = {
+# names of a recipe in other frameworks
+NAMES_ELSEWHERE = {
     "fedavg": "sgd",
     "fedsgd": "sgd",
     "dp-fedavg": "dpsgd",
     "dp-sgd": "dpsgd",
     "dpsgd-full": "dpsgd",
 }
-"""Names that other frameworks have for a recipe."""
 _GIVEN: _Builds = {}
+"""Recipes that this process was given, by name."""
 
 
 def names() -> tuple[str, ...]:
@@ -89,16 +90,17 @@ def given() -> Mapping[str, _Build]:
 
 
 def _check_recipe(name: str, build: Any) -> None:
+    """Raise ValueError for a function that is no recipe."""
     fix = (
         "a recipe is def recipe(*, mechanism, server) -> Method, with settings of its own as "
         "keywords"
     )
     if not callable(build):
         raise ValueError(f"method {name!r} is no function but {type(build).__name__}: {fix}")
-    taken = signature(build).parameters
-    if missing := [key for key in ("mechanism", "server") if key not in taken]:
+    parameters = signature(build).parameters
+    if missing := [key for key in ("mechanism", "server") if key not in parameters]:
         raise ValueError(f"method {name!r} does not take {' and '.join(missing)}: {fix}")
-    for key, parameter in taken.items():
+    for key, parameter in parameters.items():
         if parameter.kind not in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             raise ValueError(
                 f"method {name!r} takes {parameter}, and settings have names of their own: {fix}"
@@ -124,21 +126,24 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     """
     if not isinstance(name, str):
         raise ValueError(f"method={name!r}: expected the name of a recipe, a text")
-    build, said = _build(name), dict[str, Any](settings)
-    own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
-    check_settings(name, said)
-    for key, value in said.items():
-        if key in own:
-            own[key].check(value)
-    protection = {k: v for k, v in said.items() if k in mechanism}
+    build = _build(name)
+    check_settings(name, settings)
+    own = declared_by(name)
+
+    def part(names: Container[str]) -> dict[str, Any]:
+        return {key: value for key, value in settings.items() if key in names}
+
+    for key, value in part(own).items():
+        own[key].check(value)
+    protection = part(declared(Mechanism))
     parts: dict[str, Any] = {
         "mechanism": Mechanism(
             kind=protection.pop("mechanism", default_mechanism(name)), **protection
         ),
-        "server": ServerOptimizer(**{k: v for k, v in said.items() if k in server}),
+        "server": ServerOptimizer(**part(declared(ServerOptimizer))),
     }
     try:
-        made = build(**parts, **{k: v for k, v in said.items() if k in own})
+        made = build(**parts, **part(own))
     except ValueError:
         raise
     except Exception as error:
@@ -156,8 +161,10 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
 
 
 def check_settings(name: str, given: Iterable[str], *, also: Collection[str] = ()) -> None:
-    """Raise ValueError for a setting that the recipe, its mechanism and its server have not, with
-    the nearest known one. ``also``: other arguments of the place that it was given at.
+    """Raise ValueError, with the nearest known name, for a setting that a recipe does not have.
+
+    The recipe has its own settings, those of the mechanism, and those of the server. ``also``:
+    other arguments of the caller.
     """
     known = declared_by(name) | declared(Mechanism) | declared(ServerOptimizer)
     shown = dict(sorted(known.items()))
@@ -165,36 +172,35 @@ def check_settings(name: str, given: Iterable[str], *, also: Collection[str] = (
     for key in given:
         if key not in known:
             meant = suggestion(key, shown, also=also) or f"; it has {', '.join(shown)}"
-            raise ValueError(
-                f"method {name!r} has no setting {key!r}{_taken_elsewhere(key)}{meant}"
-            )
+            raise ValueError(f"method {name!r} has no setting {key!r}{owners_hint(key)}{meant}")
 
 
-def _taken_elsewhere(key: str) -> str:
-    """The end of a message about a setting of other recipes: theirs."""
+def owners_hint(key: str) -> str:
+    """The end of a message about a setting that other recipes have: their names."""
     takers = takers_of(key)
     return f", which is one of {', '.join(takers)}: leave it out, or name one" if takers else ""
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for an unknown recipe, with the nearest known one; a reference to code is
-    loaded.
+    """Raise ValueError, with the nearest known name, for an unknown recipe.
+
+    A reference to code is loaded.
     """
     if user_code.is_reference(name) and name not in _GIVEN:
         give(name, user_code.load(name, "method"))
     if name not in _recipes():
-        other = ELSEWHERE.get(name.lower().replace("_", "-"))
+        other = NAMES_ELSEWHERE.get(name.lower().replace("_", "-"))
         near = f"; {name} is called {other!r} here;" if other else did_you_mean(name, names())
         raise ValueError(f"unknown method {name!r}{near or ';'} known: {', '.join(names())}")
 
 
 def default_mechanism(name: str) -> str:
-    """The kind of mechanism that a recipe has where none is said."""
+    """The kind of mechanism of a recipe by default."""
     return str(getattr(signature(_build(name)).parameters["mechanism"].default, "kind", "dp"))
 
 
 def declared_by(name: str) -> dict[str, Declared]:
-    """What this recipe's own function takes: its keywords, as they are declared."""
+    """The declared settings of this recipe's own function, by name."""
     return declared(_build(name), without=("mechanism", "server"))
 
 
@@ -217,8 +223,8 @@ def with_own(name: str, given: Mapping[str, Any]) -> Method:
 def recipe_settings() -> dict[str, Declared]:
     """Settings that only some recipes have, by name.
 
-    Raises ValueError where two recipes declare one name with different types or ranges, and for a
-    name that the mechanism or the server has.
+    Raises ValueError if two recipes declare one name with different types or ranges, and for a name
+    that the mechanism or the server has.
     """
     own, common = {method: declared_by(method) for method in _recipes()}, common_settings()
     for method, settings in own.items():
@@ -251,7 +257,7 @@ def _build(name: str) -> _Build:
 
 
 def _recipes() -> _Builds:
-    """All recipes by name, in the order of names; those that were given come last."""
+    """All recipes by name, in the order of names; those given to this process come last."""
     found = {**_own(), **_offered()}
     return {**{name: found[name] for name in sorted(found)}, **_GIVEN}
 

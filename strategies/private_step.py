@@ -78,7 +78,7 @@ from fedlsg.training.server_round import widest
 from fedlsg.user_code.short_traceback import short_traceback, user_level
 
 MUCH_MORE = 2.0
-"""Times the noise of the steps before, above which new steps on the same ledger are warned of."""
+"""New steps with more than this multiple of the noise of earlier steps give a warning."""
 
 
 class PrivateStep:
@@ -303,9 +303,7 @@ class PrivateStep:
         return self._spending.sample_rate
 
     def _first_level(self, wanted: Wanted) -> Isolation:
-        """The level until model and loss are tried on rows of the data's form, before the first
-        step.
-        """
+        """The level of isolation until the trial before the first step."""
         if wanted == "auto" and not self.method.mechanism.clips:
             return CHECKED
         return resolve(self.model, self._loss, wanted, lambda: "isolated")
@@ -456,6 +454,7 @@ class PrivateStep:
         self._record.now_and_then()
 
     def _note(self) -> None:
+        """Record the present weights as trained on these data."""
         self._account.writer.note(dict(self.model.named_parameters()))
 
     def _made_by(self, batch: Any) -> Stored | OneByOne | Together:

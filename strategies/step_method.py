@@ -1,6 +1,4 @@
-"""What ``PrivateStep`` starts from: method, steps, sample rate, optimizer and rates, where its user
-does not say.
-"""
+"""The start of ``PrivateStep``: method, steps, sample rate, optimizer, and their defaults."""
 
 import re
 from collections.abc import Callable, Collection
@@ -34,8 +32,12 @@ from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 
 AUTO = "auto"
-DENSE, SPARSE = "dpsgd", "lsg"
-OF_NUMBERS = (
+"""The argument for a default."""
+DENSE_RECIPE = "dpsgd"
+"""The default recipe."""
+SPARSE_RECIPE = "lsg"
+"""The default recipe if settings of it are given."""
+REGRESSION_LOSSES = (
     "MSELoss",
     "mse_loss",
     "L1Loss",
@@ -45,22 +47,22 @@ OF_NUMBERS = (
     "HuberLoss",
     "huber_loss",
 )
-"""Losses of torch for regression."""
+"""Names of torch's losses for regression."""
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
-"""What differs between processes in the text of a method with functions of the user."""
-KEPT = ("estimator", "sparsify_update", "ema")
+"""Addresses in the text of a method with functions of the user, which differ between processes."""
+KEPT_SETTINGS = ("estimator", "sparsify_update", "ema")
 """Settings of the server that an own optimizer leaves in place."""
 
 
 def planned_steps(
     sample_rate: float | None, steps: int | None, epochs: float | None
 ) -> tuple[float, int]:
-    """q and T, from the number of epochs where one or both are missing.
+    """q and T; missing ones follow from the number of epochs, q T.
 
     Raises ValueError for epochs next to both, or out of range.
     """
-    given = {"sample_rate": sample_rate, "steps": steps, "epochs": epochs}
-    check_real(**{name: value for name, value in given.items() if value is not None})
+    numbers = {"sample_rate": sample_rate, "steps": steps, "epochs": epochs}
+    check_real(**{name: value for name, value in numbers.items() if value is not None})
     if epochs is not None and (None not in (sample_rate, steps) or not 0 < epochs < float("inf")):
         raise ValueError(
             f"{epochs=}: expected a number above 0, and at most one of sample_rate and steps next "
@@ -71,7 +73,7 @@ def planned_steps(
         if sample_rate is None:
             steps, sample_rate = auto_schedule(wanted)
         else:
-            # a wrong rate is refused later
+            # ``check_spending`` refuses a rate out of range
             steps = auto_rounds(wanted, sample_rate) if 0 < sample_rate <= 1 else 1
     elif sample_rate is None:
         sample_rate = min(1.0, wanted / steps) if steps >= 1 else 1.0
@@ -79,8 +81,8 @@ def planned_steps(
 
 
 def is_regression(loss: LossFunction) -> bool:
-    """Whether a loss is one of torch's for numbers."""
-    return isinstance(loss, PerExampleLoss) and loss.name in OF_NUMBERS
+    """Whether a loss is one of torch's for regression."""
+    return isinstance(loss, PerExampleLoss) and loss.name in REGRESSION_LOSSES
 
 
 def method_of(
@@ -94,14 +96,21 @@ def method_of(
     regression: bool = False,
     arguments: Collection[str] = (),
 ) -> Method:
-    """The method, with the settings that were given for it and the rule's where none were.
+    """The method, with the given settings and for other ones the rates of ``fedlsg.training.auto``.
 
-    ``arguments``: what else the caller takes, for the error about an unknown name.
+    method: name of a recipe, a recipe, or a Method.
+    steps: T, for the rule.
+    regression: whether the loss is one of regression, for the rule.
+    arguments: other arguments of the caller, for the error about an unknown name.
     """
     if isinstance(optimizer, str):
         settings = settings | {"optimizer": optimizer}
     elif optimizer is not None:
-        own = [name for name in declared(ServerOptimizer) if name in settings and name not in KEPT]
+        own = [
+            name
+            for name in declared(ServerOptimizer)
+            if name in settings and name not in KEPT_SETTINGS
+        ]
         own += [] if learning_rate is None else ["learning_rate"]
         if own:
             raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
@@ -117,7 +126,7 @@ def method_of(
                 "recipe instead"
             )
         return method
-    name = _name(method, settings)
+    name = recipe_name(method, settings)
     check_settings(name, settings, also=arguments)
     if optimizer is None or isinstance(optimizer, str):
         size = size_factor(p for p in model.parameters() if p.requires_grad)
@@ -125,15 +134,16 @@ def method_of(
     return recipe(name, **settings)
 
 
-def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
+def recipe_name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
+    """The name of a recipe; a function is registered, and "auto" follows from the settings."""
     if callable(method):
         name = user_code.name_of(method)
         give(name, method)
         return name
     if method != AUTO:
         return method
-    asked = settings.keys() - common_settings().keys()
-    return SPARSE if asked & own_settings(SPARSE) else DENSE
+    of_recipes = settings.keys() - common_settings().keys()
+    return SPARSE_RECIPE if of_recipes & own_settings(SPARSE_RECIPE) else DENSE_RECIPE
 
 
 def _with_rule(
@@ -144,9 +154,7 @@ def _with_rule(
     size: float,
     regression: bool,
 ) -> dict[str, Any]:
-    """The settings with a learning rate: the given one, or the rule's with its optimizer and
-    average.
-    """
+    """The settings with a learning rate: the given one, or that of the rule with its optimizer."""
     if learning_rate not in (None, AUTO):
         return settings | {"learning_rate": learning_rate}
     optimizer = str(settings.get("optimizer", "adam")).lower()
@@ -192,7 +200,7 @@ def state_of(
 
 
 def public_terms(spending: Spending, state: ServerState, method: Method) -> dict[str, Any]:
-    """What a saved state and the object that loads it must have in common."""
+    """The terms that a saved state and the object that loads it must have in common."""
     own = "" if state.scheduler is not None else type(state.optimizer).__name__
     return {
         "num_examples": spending.num_examples,

@@ -2,7 +2,7 @@
 
     FedLSG(state, settings, on_round=...).start(grid, initial_arrays=..., num_rounds=...)
 
-Nothing here depends on the method: it is data inside ``ServerState``.
+Nothing here depends on the method, which is data inside ``ServerState``.
 """
 
 import time
@@ -30,32 +30,36 @@ from fedlsg.strategies.protocol.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
 
-EMPTY_ROUNDS_ALLOWED = 3
+MAX_EMPTY_ROUNDS = 3
+"""After so many rounds or attempts in a row without an update, a run ends."""
 
 
 class BudgetSpentError(RuntimeError):
-    """No client can train again within its privacy budget: a regular end of a run, before its last
-    round.
-    """
+    """No client can train within its privacy budget: a regular end of a run before its end."""
 
 
 class DivergedError(RuntimeError):
-    """Weights, optimizer state or loss are not finite; the text names the round and which of
-    them.
-    """
+    """Weights, optimizer state or loss are not finite; the text names the round and the numbers."""
 
 
 class Patience:
-    """Counts rounds and attempts in a row without an update. Of ``clients``, one alone does not end
-    a run.
+    """Counts rounds and attempts in a row without an update.
+
+    Of several clients, failures of one alone do not end a run.
+
+    empty: rounds and attempts in a row without an update.
+    clients: of the run.
+    failed: clients that were asked in these rounds.
     """
 
     def __init__(self, clients: int = 1) -> None:
         self.empty, self.clients, self.failed = 0, clients, set[int]()
 
     def count(self, report: RoundReport, *, updated: bool) -> None:
-        """Raises BudgetSpentError where every client refuses to pass its budget, RuntimeError after
-        three in a row.
+        """Count a round, or an attempt at it.
+
+        Raises BudgetSpentError if every client refuses to pass its budget, RuntimeError after
+        ``MAX_EMPTY_ROUNDS`` in a row without an update.
         """
         self.empty = 0 if updated else self.empty + 1
         self.failed = set() if updated else self.failed | set(report.asked)
@@ -65,16 +69,17 @@ class Patience:
             raise BudgetSpentError(
                 f"the privacy budget of every client was spent before round {report.round}"
             )
-        if self.empty < EMPTY_ROUNDS_ALLOWED:
+        if self.empty < MAX_EMPTY_ROUNDS:
             return
         if report.only_refusals:
             raise BudgetSpentError(
                 f"no client was left with privacy budget in round {report.round}: {report.counts}"
             )
         why = [f"client {report.reasons}"] if report.reasons else []
-        why += [report.counts] if report.dropped or report.late or not why else []
+        if report.dropped or report.late or not why:
+            why.append(report.counts)
         raise RuntimeError(
-            f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {'; '.join(why)}"
+            f"no valid update in {MAX_EMPTY_ROUNDS} rounds in a row: {'; '.join(why)}"
         )
 
 
@@ -158,11 +163,11 @@ class FedLSG(Strategy):
         report = self.exchange.end(received.clients)
         self.on_pruned(report)
         if self.state.awaits_pruning:
-            why = (
+            missing = (
                 f"expected at least {least} clients in the pruning round, {len(received.clients)} "
                 f"replied: client {report.reasons}"
             )
-            raise BudgetSpentError(why) if report.budget_spent else RuntimeError(why)
+            raise BudgetSpentError(missing) if report.budget_spent else RuntimeError(missing)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -173,8 +178,8 @@ class FedLSG(Strategy):
         received = exchange.collect(replies)
         while not received.clients and exchange.worth_repeating:
             self._patience.count(exchange.report, updated=False)
-            if self._patience.empty >= EMPTY_ROUNDS_ALLOWED:
-                break  # the one client that was asked: the next round asks others
+            if self._patience.empty >= MAX_EMPTY_ROUNDS:
+                break  # the round asked one client alone: the next round asks others
             received = exchange.run_again()
         updates = received.updates if len(received.clients) >= self.settings.least_clients else []
         plan = exchange.plan
@@ -189,7 +194,7 @@ class FedLSG(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: accuracy is measured on the public test split, by the server."""
+        """No messages: the server measures the accuracy, on the public test split."""
         return []
 
     def aggregate_evaluate(
@@ -200,8 +205,7 @@ class FedLSG(Strategy):
 
     def summary(self) -> None:
         """Log method and frame."""
-        # that of training, even if pruning is still to come
-        frame = self.state.frame(self.state.round + 1)
+        frame = self.state.frame(self.state.round + 1)  # of training, also before a pruning round
         log(
             INFO,
             "method %s: %d of %d coordinates kept, %d carried layers, divisor %g",
@@ -214,6 +218,7 @@ class FedLSG(Strategy):
 
 
 def _exchange_of(settings: FederationSettings) -> type[Exchange]:
+    """The exchange of a federation: of payloads, of a secure sum, or of a server with noise."""
     if settings.server_noise is not None:
         return ServerNoiseExchange
     return Exchange if settings.sums is None else SecureExchange
@@ -221,9 +226,7 @@ def _exchange_of(settings: FederationSettings) -> type[Exchange]:
 
 @contextmanager
 def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
-    """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that
-    are not finite.
-    """
+    """Raise DivergedError if the update inside overflows, or leaves numbers that are not finite."""
     try:
         yield
     # torch: "value cannot be converted to type float without overflow"
@@ -235,15 +238,12 @@ def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
 
 
 def _check_finite(state: ServerState, round: int) -> None:
-    for name, p in trainable(state.model).items():
-        kept = [
-            value
-            for value in state.optimizer.state.get(p, {}).values()
-            if hasattr(value, "isfinite")
-        ]
-        if not bool(p.isfinite().all()):
+    """Raise DivergedError for weights or optimizer state that are not finite."""
+    for name, parameter in trainable(state.model).items():
+        if not bool(parameter.isfinite().all()):
             raise DivergedError(f"round {round} left weights that are not finite ({name})")
-        if not all(bool(value.isfinite().all()) for value in kept):
-            raise DivergedError(
-                f"round {round} left the optimizer with numbers that are not finite ({name})"
-            )
+        for value in state.optimizer.state.get(parameter, {}).values():
+            if hasattr(value, "isfinite") and not bool(value.isfinite().all()):
+                raise DivergedError(
+                    f"round {round} left the optimizer with numbers that are not finite ({name})"
+                )

@@ -1,5 +1,4 @@
-"""The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what
-there is.
+"""The command line: its entry point, and ``fedlsg run``, ``plan``, ``resume``, ``calibrate``.
 
 ``compare``, ``report`` and ``runs`` are in ``fedlsg.simulations.cli.compare``; ``inspect``,
 ``audit``, ``attack``, ``export`` and ``payload`` in ``examine``; ``list``, ``settings`` and
@@ -45,11 +44,11 @@ from fedlsg.simulations.settings.settings import RUN, merge, parse
 from fedlsg.user_code.failure import last_words, without_exit
 from fedlsg.user_code.short_traceback import FULL, VARIABLE
 
-# else it escapes brackets for rich in help that is printed plainly: "\\[required]"
+# with rich, typer would escape brackets in help that is printed plainly: "\\[required]"
 typer.core.HAS_RICH = False
 
 ABORTED = 130
-"""typer's status for Ctrl-C."""
+"""Exit status of typer for Ctrl-C."""
 INTERRUPTED = "interrupted"
 COMPLETE = "_FEDLSG_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -61,6 +60,7 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of the arguments; the name of a list means ``list NAME``."""
         return super().resolve_command(ctx, ["list", *args] if args[0] in LISTS else args)
 
 
@@ -298,7 +298,7 @@ def main() -> None:
     """
     if wanted := os.environ.get(COMPLETE):
         sys.exit(shell_complete(typer.main.get_command(app), {}, "fedlsg", COMPLETE, wanted))
-    # half a second at exit: what is about to be freed is not searched for cycles first
+    # saves half a second: no search for cycles in objects that are freed at exit
     atexit.register(gc.freeze)
     try:
         with without_exit():
@@ -323,8 +323,9 @@ def main() -> None:
 
 
 def fail(text: str, status: int) -> None:
-    """Print one line (broken between words on a terminal) and leave. What an interrupted command
-    says is that, whatever a library made of the interruption.
+    """Print one line (broken between words on a terminal) and leave.
+
+    After a signal the line says "interrupted", whatever error a library made of the signal.
     """
     ended = signals.received()
     if ended:

@@ -1,6 +1,4 @@
-"""The commands of comparisons: ``fedlsg compare``, ``report``, ``runs``; of ``runs`` also how
-options are parsed.
-"""
+"""The commands of comparisons: ``fedlsg compare``, ``report`` and ``runs``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -178,16 +176,20 @@ class RunsCommand(typer.core.TyperCommand):
     """``--compare`` takes all words up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(_each(args)))
+        return super().parse_args(ctx, list(repeat_option(args)))
 
 
-def _each(args: Sequence[str]) -> list[str]:
-    found, inside = list[str](), False
+def repeat_option(args: Sequence[str]) -> list[str]:
+    """The arguments with ``--compare`` before each of its words: click takes one a time."""
+    repeated: list[str] = []
+    in_compare = False
     for word in args:
-        repeated = inside and not word.startswith("-") and found[-1] != COMPARE
-        found += [COMPARE, word] if repeated else [word]
-        inside = word == COMPARE if word.startswith("-") else inside
-    return found
+        if word.startswith("-"):
+            in_compare = word == COMPARE
+        elif in_compare and repeated[-1] != COMPARE:
+            repeated.append(COMPARE)
+        repeated.append(word)
+    return repeated
 
 
 def runs(

@@ -1,6 +1,4 @@
-"""What a user can look up: what to do first, ``fedlsg list``, ``settings``, and ``docs``: the
-documentation.
-"""
+"""The commands that show help: first steps, ``fedlsg list``, ``settings`` and ``docs``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +16,14 @@ from fedlsg.simulations.cli.options import console, option
 HERE = Path(__file__).resolve().parents[1]
 INSTALLED, CLONE = HERE / "documentation", HERE.parent / "docs"
 """The pages of an installed wheel, where build_backend.py copies them, and those of a clone."""
-CHANGELOG, START = "changelog", "start"
+CHANGELOG = "changelog"
+"""Name of the page of changes."""
+START = "start"
+"""Name of the first page in the list."""
 RESULTS = "results/"
-"""Pages of measured results, which are many."""
+"""How names of pages of measured results begin, which are many."""
 WIDTH = 100
+"""Columns of a page on a terminal at most."""
 
 
 def docs(
@@ -53,12 +55,10 @@ def docs(
 
 
 def find_folder() -> Path:
-    """The folder of the pages. Raises ValueError where none were installed, as in a Flower
-    bundle.
-    """
+    """The folder of the pages. Raises ValueError if none were installed, as in a Flower bundle."""
     if INSTALLED.is_dir():
         return INSTALLED
-    # else docs/ would be another package's
+    # without pyproject.toml, docs/ may belong to another package
     if (CLONE.parent / "pyproject.toml").exists() and CLONE.is_dir():
         return CLONE
     raise ValueError(
@@ -68,19 +68,19 @@ def find_folder() -> Path:
 
 
 def pages_of(folder: Path) -> dict[str, Path]:
-    """Every page by its name, which is its path without ".md"; folders with "_" belong to the
-    site's layout.
+    """Every page by its name, which is its path without ".md".
+
+    Folders whose name begins with "_" belong to the layout of the site.
     """
-    names = {
-        file.relative_to(folder).with_suffix(""): file for file in sorted(folder.rglob("*.md"))
-    }
-    found = {
-        name.as_posix(): file
-        for name, file in names.items()
-        if not any(part[0] == "_" for part in name.parts)
-    }
+    pages = {}
+    for file in sorted(folder.rglob("*.md")):
+        name = file.relative_to(folder).with_suffix("")
+        if not any(part[0] == "_" for part in name.parts):
+            pages[name.as_posix()] = file
     changes = folder.parent / "CHANGELOG.md"  # of a clone; the site's own page only includes it
-    return found | ({CHANGELOG: changes} if changes.exists() else {})
+    if changes.exists():
+        pages[CHANGELOG] = changes
+    return pages
 
 
 def find_page(pages: dict[str, Path], page: str) -> Path:
@@ -137,7 +137,7 @@ STEPS = (
         "fedlsg attack --compare lsg,dpsgd --images 4 --seconds 5",
     ),
 )
-"""What each does, and its command. All of them work without any data of the user's own."""
+"""The purpose and the command of each first step; none needs data of the user."""
 MORE = (
     ("fedlsg --help", "lists all commands."),
     ("fedlsg COMMAND --help", "lists the options of one."),
@@ -146,7 +146,7 @@ MORE = (
 
 
 def print_first_steps(console: Console) -> None:
-    """The page, without markup in a log."""
+    """Print the first steps, without markup in a log."""
     console.print(Text(HEAD))
     for number, (what, command) in enumerate(STEPS, 1):
         console.print()
@@ -158,9 +158,7 @@ def print_first_steps(console: Console) -> None:
 
 
 LISTS = ("methods", "workloads", "codecs", "presets")
-"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier
-versions.
-"""
+"""Arguments of ``fedlsg list``, which are commands, too: ``fedlsg presets``."""
 
 
 def list_names(

@@ -1,6 +1,4 @@
-"""The commands for what a run left: ``fedlsg inspect``, ``audit``, ``attack``, ``export``,
-``payload``.
-"""
+"""The commands on files of a run: ``inspect``, ``audit``, ``attack``, ``export``, ``payload``."""
 
 from typing import Annotated
 

@@ -1,8 +1,7 @@
-"""What a run left, for programs without fedlsg: ``fedlsg export`` of the model and of figures;
-``payload``: payloads.
+"""``fedlsg export``: the model of a run, or figures, for programs without fedlsg.
 
-The model of a finished run is a folder that plain torch, or transformers, loads. Figures of a run
-or a comparison are PDF, SVG and PNG for a column of a paper.
+The model is a folder that plain torch, or transformers, loads. Figures of a run or a comparison are
+PDF, SVG and PNG for a column of a paper.
 """
 
 import os
@@ -66,17 +65,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-LOADER = "load.py"
-"""Builds the model of plain torch and loads it; where the model is made of layers of torch."""
-ABOUT = "fedlsg-run.json"
-"""What config.json of a run says: in an exported folder that name belongs to transformers."""
+LOADER_FILE = "load.py"
+"""Program that builds the model with torch and loads it, for models of torch's own layers."""
+ABOUT_FILE = "fedlsg-run.json"
+"""The config.json of a run under another name, because transformers has a file config.json."""
 
 
 def export_command(directory: str, out: str | None, merge_lora: bool, console: Console) -> None:
     """Write the folder, whole or not at all, and print how to load it.
 
-    Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA
-    that cannot be merged, or has to be.
+    out: the folder; None: ``export`` in the run.
+    merge_lora: whether to merge the factors of LoRA into the weights.
+
+    Raises ValueError for an unfinished run, an existing folder, a run without a model, for LoRA
+    that cannot be merged, and for LoRA that must be merged for transformers.
     """
     run = checked(directory, MODEL, console)
     settings = run.read_config()
@@ -105,32 +107,32 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
             f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, "
             f"or load {run.path / WEIGHTS} with torch"
         )
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         with writing_to(folder):
-            make_parents(partial)
+            make_parents(temporary)
             if said:
-                write_transformers(partial, final, settings)
+                write_transformers(temporary, final, settings)
             else:
-                write_model(partial, final.tensors, final.facts, about=ABOUT)
+                write_model(temporary, final.tensors, final.facts, about=ABOUT_FILE)
                 if loader := loader_of(final.facts):
-                    write_atomically(partial / LOADER, loader.encode())
-            partial.rename(folder)
+                    write_atomically(temporary / LOADER_FILE, loader.encode())
+            temporary.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     print_whole(f"exported to {folder}", console)
     print_whole(how_to_load(folder, said), console)
-    if (folder / LOADER).exists():
-        print_whole(f"or, with its layers and the scale of inputs: {folder / LOADER}", console)
+    if (folder / LOADER_FILE).exists():
+        print_whole(f"or, with its layers and the scale of inputs: {folder / LOADER_FILE}", console)
 
 
 def export_unfinished(directory: str, console: Console) -> None:
-    """Write the weights of the last checkpoint into an interrupted run, and print how another run
-    starts from them: its ledger is in the same folder and goes on.
+    """Write the weights of the last checkpoint into an interrupted run, and print how to use them.
 
-    A setting that this fedlsg does not have is left out, so runs of other versions have their
-    weights, too. Raises ValueError for a finished run, one that a process uses, one whose model was
-    another with that setting, and one whose ledger is not that of its checkpoint.
+    Another run may start from them and continue the ledger in the same folder. Settings that this
+    version of fedlsg does not have are left out. Raises ValueError for a finished run, for one in
+    use, for one whose model differs without these settings, and for one whose ledger is not that of
+    its checkpoint.
     """
     run = RunDir.open(directory)
     if run.summary.exists():
@@ -151,17 +153,18 @@ def export_unfinished(directory: str, console: Console) -> None:
 
 
 def known_settings(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings of a run as far as this fedlsg has them, and the names of the others."""
+    """The settings of a run that this version of fedlsg has, and the names of the others."""
     try:
         return from_file(given), []
     except ValueError:
         known = all_settings()
         left_out = sorted(name for name in given if name.replace("-", "_") not in known)
-        return from_file({n: v for n, v in given.items() if n not in left_out}), left_out
+        settings = {name: value for name, value in given.items() if name not in left_out}
+        return from_file(settings), left_out
 
 
 def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> None:
-    """What ``from_pretrained`` reads; the tokenizer too, if it is on this machine or on the hub."""
+    """Write the files of ``from_pretrained``, with the tokenizer if it is found."""
     try:
         save_pretrained(folder, final.tensors, final.facts["transformers"])
     except ImportError as error:
@@ -171,8 +174,8 @@ def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> N
     about: Mapping[str, Any] = {
         name: value for name, value in final.facts.items() if name != "transformers"
     }
-    write_atomically(folder / ABOUT, seal(about, indent=2))
-    # weights are the model; a user may have the tokenizer elsewhere
+    write_atomically(folder / ABOUT_FILE, seal(about, indent=2))
+    # without it the model is complete, and a user may have the tokenizer elsewhere
     with suppress(OSError, ValueError, ImportError):
         data_root = None if settings.data_dir is None else Path(settings.data_dir)
         source = find_encoder(str(final.facts["model"]), final.facts["options"].get("pretrained"))
@@ -180,7 +183,7 @@ def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> N
 
 
 def how_to_load(folder: Path, said: Mapping[str, Any] | None) -> str:
-    """One line of Python."""
+    """The line of Python that loads the model. said: facts for transformers; None for torch."""
     if said is None:
         return f"model.load_state_dict(safetensors.torch.load_file({str(folder / WEIGHTS)!r}))"
     if said["head"] is None and said["pooling"] == "own":
@@ -190,9 +193,9 @@ def how_to_load(folder: Path, said: Mapping[str, Any] | None) -> str:
     return f"transformers.AutoModelForSequenceClassification.from_pretrained({given})"
 
 
-COLUMN = 3.3
+COLUMN_INCHES = 3.3
 """Inches of a column of a paper with two."""
-PAPER: Any = {
+PAPER_STYLE: Any = {
     **STYLE,
     "font.size": 8,
     "axes.labelsize": 8,
@@ -204,19 +207,20 @@ PAPER: Any = {
     "pdf.fonttype": 42,
     "svg.fonttype": "path",
 }
-KINDS = ("pdf", "svg", "png")
+FORMATS = ("pdf", "svg", "png")
 
 
 def figures_command(
     directory: str, out: str | None, console: Console, labels: Labels = NO_LABELS
 ) -> None:
-    """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
-    that is neither a run nor a comparison.
+    """Write each chart in each format; ``labels``: see ``relabelled``.
+
+    Raises ValueError for a folder that is neither a run nor a comparison.
     """
-    if out is not None and (ending := Path(out).suffix.removeprefix(".")) in KINDS:
+    if out is not None and (ending := Path(out).suffix.removeprefix(".")) in FORMATS:
         raise ValueError(
-            f"--out {out} names a file, and figures are a folder, each as {', '.join(KINDS)}: give "
-            f"--out {Path(out).with_suffix('')}, and take its .{ending} files"
+            f"--out {out} names a file, and figures are a folder, each as {', '.join(FORMATS)}: "
+            f"give --out {Path(out).with_suffix('')}, and take its .{ending} files"
         )
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
@@ -225,15 +229,13 @@ def figures_command(
         raise ValueError(f"{directory} has no finished round: there is nothing to draw")
     with writing_to(folder):
         for name, chart in charts.items():
-            for kind in KINDS:
+            for kind in FORMATS:
                 write_atomically(folder / f"{name}.{kind}", save_paper(chart, kind))
-    print_whole(f"{len(charts)} figures, each as {', '.join(KINDS)}, in {folder}", console)
+    print_whole(f"{len(charts)} figures, each as {', '.join(FORMATS)}, in {folder}", console)
 
 
 def charts_of(path: Path, console: Console, labels: Labels = NO_LABELS) -> dict[str, Chart]:
-    """By file name: of a run its rounds, of a comparison all its figures but heat maps, which have
-    a table.
-    """
+    """Charts by file name: of a run over rounds, of a comparison all figures but heat maps."""
     results = read_runs([path], say=lambda line: print_line(line, console, "yellow"))
     if len(results) == 1:
         (run,) = results
@@ -255,14 +257,15 @@ def _file_name(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
-@partial(use_style, style=PAPER)
+@partial(use_style, style=PAPER_STYLE)
 def paper(chart: Chart) -> "Figure":
-    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the
-    file.
-    """
+    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in it."""
     entries = -(-len(legend_of([chart])) // 2)
     figure, (axes,) = panel_grid(
-        1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries
+        1,
+        1,
+        (COLUMN_INCHES, max(0.68 * COLUMN_INCHES, chart.height / PIXELS * 0.7)),
+        0.16 * entries,
     )
     draw_chart(axes, chart)
     axes.set_ylabel("" if chart.y.ticks else wrap(chart.y.label or chart.title))
@@ -274,4 +277,4 @@ def paper(chart: Chart) -> "Figure":
 def save_paper(chart: Chart, kind: str) -> bytes:
     """The figure of ``paper`` as pdf, svg or png (600 dots an inch), the same bytes each time."""
     dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
-    return save(paper(chart), PAPER, format=kind, dpi=600, metadata=dated)
+    return save(paper(chart), PAPER_STYLE, format=kind, dpi=600, metadata=dated)

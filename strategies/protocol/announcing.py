@@ -1,4 +1,4 @@
-"""The announcements of a round: what each selected client is sent."""
+"""The announcements of a round, one message for each selected client."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,13 +17,15 @@ class Announcer:
     def __init__(self, expectations: Expectations, downlink: Downlink, plan: RoundPlan) -> None:
         self._expectations, self._downlink, self._plan = expectations, downlink, plan
         self._same: dict[Announcement, ConfigRecord] = {}
-        """Records that clients share, by what they say."""
+        """Records of terms, which clients of equal terms share."""
 
     def announce(
         self, nodes: Mapping[int, int], framed: Collection[int], lost: Collection[int]
     ) -> list[tuple[int, Message]]:
-        """A message to the node of each client. ``framed``: clients that get the frame, too, as
-        they derive another one; ``lost``: those that get the whole model.
+        """A message to the node of each client.
+
+        framed: clients that get the frame, because they derive another one.
+        lost: clients that get the whole model.
         """
         records = self._downlink.records(list(nodes), self._plan.frame, framed=framed, lost=lost)
         return [

@@ -1,9 +1,7 @@
-"""The way of a round: announcements go to the selected clients, replies come back, and the values
-of valid ones go on.
+"""The exchange of one round: announcements to clients, and the values of their valid replies.
 
-``choice`` says who is asked, ``announcing`` what they are sent, ``replies`` which replies are
-valid, ``resending`` who is sent the announcement once more; ``round_report`` has the simulated
-time.
+``choice`` selects the clients, ``announcing`` makes their messages, ``replies`` reads the replies,
+``resending`` repeats announcements; ``round_report`` has the simulated time.
 """
 
 import time
@@ -33,14 +31,16 @@ from fedlsg.strategies.protocol.round_report import (
 )
 
 MOST_NAMED = 10
-"""Clients that a line of the log names of those that are left out."""
+"""Left-out clients that the log names, at most."""
 
 
 class Exchange:
-    """What is sent and received in the current round; ``report`` says what happened in it.
+    """Sends and receives the messages of the current round.
 
-    A client that fails, or whose reply is not what was expected, is named in the log and in the
-    report.
+    A client that fails, or whose reply is not as expected, is named in the log and in the report.
+
+    report: of the round.
+    plan: of the round.
     """
 
     report: RoundReport
@@ -64,9 +64,7 @@ class Exchange:
         self.roster, self.expectations = roster, replace(self.expectations, copies=copies)
 
     def connect(self, grid: Grid) -> None:
-        """Find every client's node before the first round; later, the nodes that have left or
-        returned.
-        """
+        """Find every client's node before the first round; later, note departures and returns."""
         self._grid = grid
         if self.roster.complete:
             self.roster.refresh(grid)
@@ -75,22 +73,22 @@ class Exchange:
 
     @property
     def follows_health(self) -> bool:
-        """Whether those who failed are asked later: not where it is simulated who is there, in a
-        known schedule.
+        """Whether clients that failed wait before they are asked again.
+
+        False if the simulation decides who is there, by a known schedule.
         """
         return not self.clock.participation.timed
 
     @property
     def replaces(self) -> bool:
-        """Whether another client may be asked within a round: only where each payload is private
-        and used alone.
+        """Whether other clients may replace lost ones within a round.
+
+        Only if each payload is private and used alone.
         """
         return self.follows_health and self.expectations.settings.min_survivors == 1
 
     def select(self, plan: RoundPlan) -> list[int]:
-        """The clients of a round, ascending: a public draw among those who are there; after
-        failures, healthy ones.
-        """
+        """The clients of a round, ascending: a public draw; after failures, healthy clients."""
         returned = self.roster.take_returned()
         selected = self._choice.select(plan.round, returned, whole=not self.replaces)
         waiting = self.clock.health.waiting(plan.round, selected)
@@ -110,9 +108,7 @@ class Exchange:
         return self._announce_to(selected)
 
     def collect(self, replies: Iterable[Message]) -> Received:
-        """The clients' valid values; of those that were lost, the values of others, asked in their
-        place.
-        """
+        """The clients' valid values, with those of replacements of lost clients."""
         valid = self._collect(replies)
         values = self._in_time(valid | self._of_replacements())
         clients, noise = sorted(values), self.expectations.noise_of_sum(values, self.plan)
@@ -122,15 +118,14 @@ class Exchange:
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether replies were lost, and none came: the round may be sent again. Who was too slow
-        would be so again.
+        """Whether replies were lost, so that a round without replies may be sent again.
+
+        A client that was too slow would be too slow again: it does not count.
         """
         return bool(self.report.lost)
 
     def run_again(self) -> Received:
-        """The same round once more because no reply arrived; clients resend stored payloads for
-        free.
-        """
+        """Send the round again because no reply arrived; resending stored payloads is free."""
         log(WARNING, "round %d: no client replied, sending the round again", self.report.round)
         self.downlink.abandon_round()
         self.roster.wait(self._grid, self.report.asked)
@@ -138,10 +133,10 @@ class Exchange:
         return self.run(self.plan, [client for client in self.report.asked if client not in others])
 
     def finish(self) -> None:
-        """What the round leaves in the public state, once its update is applied: nothing."""
+        """Change the public state after the update is applied; here there is nothing to change."""
 
     def end(self, clients: Collection[int]) -> RoundReport:
-        """The report, once the round is over; these clients took part."""
+        """End the round; returns its report. clients: that took part."""
         self.report.answered = sorted(clients)
         self.report.seconds = time.monotonic() - self._started
         if self.follows_health and self.plan.phase is Phase.TRAINING:
@@ -158,9 +153,9 @@ class Exchange:
             self._grid.expect(plan)
 
     def _collect(self, replies: Iterable[Message], gone: Collection[int] = ()) -> ByClient:
-        """The values of each valid reply, by client, after whatever had to be sent again.
+        """The values of each valid reply, by client, after repeated announcements.
 
-        ``gone``: clients whose place others have; they get nothing again after a restart.
+        gone: clients that others have replaced; they get no message after a restart.
         """
         values, resending = self._read(replies), Resending(gone)
         while True:
@@ -172,15 +167,13 @@ class Exchange:
             values |= self._read(self._send(messages))
 
     def _returned(self, gone: set[int]) -> set[int]:
-        """Those of the clients whose node was lost in this round that have a node again."""
+        """The clients in ``gone``, whose node was lost in this round, that have a node again."""
         if gone:
             self.roster.refresh(self._grid)
         return {client for client in gone if self.roster.node(client) is not None}
 
     def _of_replacements(self) -> ByClient:
-        """The values of other clients, as many as were lost; a replacement that is lost has none
-        itself.
-        """
+        """The values of other clients, as many as were lost; lost replacements are not replaced."""
         lost = self.report.failed
         if not (self.replaces and lost) or self.plan.phase is not Phase.TRAINING:
             return {}
@@ -197,9 +190,7 @@ class Exchange:
         return self._collect(self._send(self._announce_to(others)), gone=lost)
 
     def _in_time(self, values: ByClient) -> ByClient:
-        """The values without those that came too late in simulated time: their clients stay
-        charged.
-        """
+        """The values without those that came too late in simulated time; these stay charged."""
         self.report.late = self.clock.late(self.report, values)
         for client in self.report.late:
             self.report.payloads.pop(client, None)
@@ -208,11 +199,9 @@ class Exchange:
     def _announce_to(
         self, clients: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
-        """Announcements to those of the clients that have a node; the others are rejected in the
-        report.
+        """Announcements to the clients with a node; the others are rejected in the report.
 
-        A client that leaves before it trains is in the report: its announcement is counted, and not
-        delivered.
+        The announcement to a client that leaves before it trains is counted, and not delivered.
         """
         there = self._there(clients)
         self.report.dropped = sorted({*self.report.dropped, *(self._leaving & there.keys())})
@@ -220,9 +209,7 @@ class Exchange:
         return [message for client, message in self._sent if client not in self._leaving]
 
     def _there(self, clients: Iterable[int]) -> dict[int, int]:
-        """The nodes of those of the clients that have one; the others are rejected in the
-        report.
-        """
+        """The nodes of the clients that have one; the others are rejected in the report."""
         nodes = {client: self.roster.node(client) for client in clients}
         there = {client: node for client, node in nodes.items() if node is not None}
         if away := sorted(nodes.keys() - there.keys()):
@@ -239,7 +226,7 @@ class Exchange:
     def _read(
         self, replies: Iterable[Message], accept: Accept | None = None, *, stage: bool = False
     ) -> ByClient:
-        """What ``accept``, else ``_accept``, returns of each valid reply to what was sent last."""
+        """The value of ``accept``, else ``_accept``, for each valid reply to the last messages."""
         reader = Replies(
             report=self.report,
             roster=self.roster,
