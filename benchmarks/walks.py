@@ -64,7 +64,7 @@ ATTACK = ["--images", "1", "--seconds", "5", "--attacks", "first-layer"]
 WALKS: dict[str, list[tuple[str, int, str | None]]] = {
     "a batch through client_step": [("client_step", 1, None)],
     "a payload from client to server": [("answer", 1, "finish_round")],
-    "the payload alone, from packing to the sum": [("send", 1, "finish_round")],
+    "the payload alone, from packing to the sum": [("pack_and_store", 1, "finish_round")],
     "a ledger entry": [
         ("entry_of", 1, None),
         ("SimulatedAccount.check", 1, None),

@@ -56,23 +56,18 @@ class History(Protocol):
 
     def step(self, version: int, /) -> bytes:
         """The server's step to a version."""
-        ...
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The server's checkpoint."""
-        ...
 
     def replica(self, client: int, /) -> Path:
         """The file of a client's own replica."""
-        ...
 
     def basis(self, round: int, /) -> bytes:
         """The carriers that the server probed in a round."""
-        ...
 
     def own_basis(self, client: int, /) -> Path:
         """The file of a client's own carriers."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

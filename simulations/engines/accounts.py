@@ -149,22 +149,22 @@ class Accounts:
         """``here``: clients are called in this process, and find the run's files themselves."""
         self._plan, self._run, self._here = plan, run, here
         self._ledger = RunLedger(run.ledgers)
+        # the plan of the current round; None before the first
         self._round: RoundPlan | None = None
-        """The plan of the current round; None before the first."""
+        # by message id: account, charge and request id of the clients of this round
         self._asked: dict[str, tuple[SimulatedAccount, Entry, str]] = {}
-        """By message id: account, charge and request id of the clients of this round."""
+        # ids of messages whose clients have not been asked yet
         self._waiting = set[str]()
-        """Ids of messages whose clients have not been asked yet."""
+        # by node: the client's secrets between the stages of a secure sum. They are the client's:
+        # the driver is not part of the server.
         self._secrets: dict[int, ConfigRecord] = {}
-        """By node: the client's secrets between the stages of a secure sum. They are the client's:
-        the driver is not part of the server."""
+        # the weights of the last message, and their digest
         self._weights: tuple[bytes, bytes] = b"", b""
-        """The weights of the last message, and their digest."""
         self._keeps = keeps_payload(plan)
+        # by client: the request id of the payload that this process has stored
         self._stored: dict[int, str] = {}
-        """By client: the request id of the payload that this process has stored."""
+        # by client: the round of its stored payload, if that may be deleted later
         self._rounds: dict[int, int] = {}
-        """By client: the round of its stored payload, if that may be deleted later."""
 
     def expect(self, plan: RoundPlan) -> None:
         """Begin a round, to which the next messages belong; no client is at work now."""

@@ -79,14 +79,14 @@ class Cluster:
         """
         self._folder, self._address, self._ahead, self._several = folder, address, ahead, several
         self._started, self._stop = threading.Event(), threading.Event()
+        # the error of the start
         self._error: BaseException | None = None
-        """The error of the start."""
+        # whether this object has called ``ray.init``
         self._ours = False
-        """Whether this object has called ``ray.init``."""
+        # workers without a run
         self._idle: list[Any] = []
-        """Workers without a run."""
+        # times, by ``time.monotonic``, of the last check and of the last answer of Ray
         self._looked = self._heard = 0.0
-        """Times, by ``time.monotonic``, of the last check and of the last answer of Ray."""
         self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
         self._thread.start()
 

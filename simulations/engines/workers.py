@@ -75,20 +75,20 @@ class Workers:
             num_partitions=len(plan.terms),
             code=own_identity().digest,
         )
+        # by reference: an expected worker, and the time of its start
         self._expected: dict[Any, tuple[Any, float]] = {}
-        """By reference: an expected worker, and the time of its start."""
+        # free workers
         self._free: list[Any] = []
-        """Free workers."""
+        # by reference: a running worker, its pile, and the time at which it was sent
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
-        """By reference: a running worker, its pile, and the time at which it was sent."""
+        # by reference of an answer: the sum of the limits of its clients
         self._allowed_seconds: dict[Any, float] = {}
-        """By reference of an answer: the sum of the limits of its clients."""
+        # workers that have answered a pile, and so have loaded code and data
         self._has_answered = set[Any]()
-        """Workers that have answered a pile, and so have loaded code and data."""
+        # by worker: the last step and the last basis that it was sent
         self._has_received: dict[Any, tuple[int, int]] = {}
-        """By worker: the last step and the last basis that it was sent."""
+        # failed starts in a row
         self._failed_starts = 0
-        """Failed starts in a row."""
 
     @cached_property  # a GPU that joins later is asked for by the next run
     def _need(self) -> dict[str, float]:

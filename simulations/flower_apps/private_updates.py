@@ -304,16 +304,16 @@ class PrivateUpdates(FlowerStrategy):
         )
         self.settings.check_strategy(strategy)
         self._record = folder_of(record, "record")
+        # the number of rounds; None before ``start``
         self._rounds: int | None = None
-        """The number of rounds; None before ``start``."""
+        # the largest epsilon that a client has reported
         self._spent = 0.0
-        """The largest epsilon that a client has reported."""
+        # the name of the run in secure sums; empty before ``start``
         self._run = b""
-        """The name of the run in secure sums; empty before ``start``."""
+        # the current round; None before the first
         self._round: Round | None = None
-        """The current round; None before the first."""
+        # the secure sum of the current round; None without one
         self._sum: SecureRound | None = None
-        """The secure sum of the current round; None without one."""
 
     @short_traceback
     @last_line()

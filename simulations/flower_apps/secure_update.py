@@ -90,8 +90,8 @@ class SecureRound:
         run: 32 random bytes of the run.
         """
         self._grid, self._here = grid, here
+        # messages of training by the client's number
         self._messages: dict[int, Message] = {}
-        """Messages of training by the client's number."""
         for message in messages:
             node = message.metadata.dst_node_id
             number = number_of(node)

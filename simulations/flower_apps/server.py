@@ -160,8 +160,8 @@ class Strategy(FlowerStrategy):
         permit_code({**settings, "method": name})
         self.settings: Settings = resolve({**ours, "workload": workload_name, "method": name})
         self.run: Run | None = None
+        # the strategy of the current run; None outside of ``start``
         self._inner: FedLSG | None = None
-        """The strategy of the current run; None outside of ``start``."""
 
     @short_traceback
     @last_line()

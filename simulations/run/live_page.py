@@ -188,8 +188,8 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, page: LivePage) -> None:
         super().__init__((HOST, 0), Answer)
         self.page, self.token = page, secrets.token_urlsafe(32)
+        # time, by ``monotonic``, of the last request with the token
         self.asked = -math.inf
-        """Time, by ``monotonic``, of the last request with the token."""
         self._places = BoundedSemaphore(MOST_CONNECTIONS)
 
     @property

@@ -100,8 +100,8 @@ class Recorder:
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
         self._started = plan.began
+        # the row of the last round of this process
         self.last: Row | None = None
-        """The row of the last round of this process."""
 
     def begin(self) -> None:
         """Save the checkpoint of a new run, from which an interrupted first round continues."""

@@ -50,12 +50,12 @@ class Spent:
         self._run, self._clients, self._delta = run, clients, delta
         self._ledger = run.charges
         self._server = self._ledger.of(SERVER) if at_server else None
+        # by client; those that were never charged are left out
         self._events: dict[int, History] = {}
-        """By client; those that were never charged are left out."""
+        # charged clients by history
         self._counts = Counter[History]()
-        """Charged clients by history."""
+        # clients that were rejected in some round
         self._late = set[int]()
-        """Clients that were rejected in some round."""
         self.heads: dict[str, tuple[int, str]] = {}
         self._note([*self._read_all(), *([] if self._server is None else [SERVER])])
 
