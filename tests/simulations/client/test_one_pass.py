@@ -163,7 +163,7 @@ def _without_charge(here, settings, task):
     return found
 
 
-_honest_drawn = pile_pass._draw
+_honest_draw = pile_pass._draw
 
 
 @pytest.mark.parametrize("plant", [other_clients_sum, noise_reused, drawn_again])
