@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from fedlsg.simulations.inspection.partition_view import COLOURS
+from fedlsg.simulations.inspection.partition_view import CLASS_COLOURS
 from fedlsg.simulations.report.drawing import colours
 from fedlsg.simulations.report.drawing.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
 from fedlsg.simulations.report.pages.style import CSS
@@ -121,9 +121,9 @@ def test_colour_blind_readers_tell_series_apart():
     """By day and by night; the planted pair is the orange and the vermilion that these pages once
     had.
     """
-    assert alike(set(COLOURS)) == []
-    assert alike({by_night(colour) for colour in COLOURS}) == []
-    assert len({by_night(colour) for colour in COLOURS}) == len(COLOURS)
+    assert alike(set(CLASS_COLOURS)) == []
+    assert alike({by_night(colour) for colour in CLASS_COLOURS}) == []
+    assert len({by_night(colour) for colour in CLASS_COLOURS}) == len(CLASS_COLOURS)
     assert alike({colours.ORANGE, "#d55e00"}) == [
         ("protanopia", "#c07f00", "#d55e00"),
         ("deuteranopia", "#c07f00", "#d55e00"),
