@@ -218,10 +218,10 @@ def _refuse_script(directory: RunDir) -> None:
     settings = directory.read_config()
     workload, method = settings.workload, settings.method
     unknown = []
-    # a reference is not looked up: that would run its code
-    if not is_reference(workload) and workload not in workloads.names():
-        if workloads.own(workload) is None:
-            unknown.append(f"workload {workload!r}")
+    # the reference is tested first: to look it up is to run its code
+    by_name = not is_reference(workload) and workload not in workloads.names()
+    if by_name and workloads.own(workload) is None:
+        unknown.append(f"workload {workload!r}")
     if not is_reference(method) and method not in (*strategies.names(), *strategies.given()):
         unknown.append(f"method {method!r}")
     if unknown:
