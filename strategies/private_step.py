@@ -151,6 +151,9 @@ class PrivateStep:
     private by that ledger alone: keys of noise are new in every step, and are kept nowhere. The
     divisor is q N, never the size of a batch; an empty batch is a step. Unit of privacy: one
     example, or with ``groups`` one person with all of its rows; add/remove.
+    While this object exists, a gradient that ``loss.backward()`` adds to a parameter that it trains
+    is refused, and so is a model that was trained just before: no epsilon counts such training
+    (``public_gradients``).
     Not covered: what the batch function or the user's own code releases, such as a training loss.
     Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model
     without private per-example gradients, LedgerError for a damaged ledger, BudgetError where the

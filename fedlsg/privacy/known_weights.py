@@ -31,7 +31,9 @@ def learn_weights() -> None:
     for digest, of in WEIGHTS.entries():
         by_writer.setdefault(of, []).append(bytes.fromhex(digest))
     for of, digests in by_writer.items():
-        head, _, path = of.removeprefix(LEDGER).partition(" ") if of.startswith(LEDGER) else [""] * 3
+        head, _, path = (
+            of.removeprefix(LEDGER).partition(" ") if of.startswith(LEDGER) else [""] * 3
+        )
         trained_weights.learn(digests, path=path, head=head)
 
 

@@ -122,7 +122,9 @@ class Writer:
         self._compare(digests_of(trained))
         both = trained.keys() & received.keys()
         sent = digests_of({name: received[name].to(trained[name].dtype) for name in both})
-        others = {name: None for name in trained if sent.get(name, ()) not in ((), self.start[name])}
+        others = {
+            name: None for name in trained if sent.get(name, ()) not in ((), self.start[name])
+        }
         return [*(others | self.changed)]
 
     def _compare(self, digests: Mapping[str, tuple[bytes, ...]]) -> None:
