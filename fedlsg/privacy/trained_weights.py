@@ -101,7 +101,7 @@ class Writer:
                     )
 
     def _counts(self, writer: "Writer") -> bool:
-        """Whether the ledger of this writer has the charges of another one, or need not have them."""
+        """Whether this writer's ledger has the charges of another one, or need not have them."""
         if self.ledger is None or not writer.path:
             return False
         on_node = bool(budgets_now()) and writer.path != self.path

@@ -145,7 +145,8 @@ def _refusal(thing: Any, most: Origin) -> str | None:
 
 def _only_watches(hook: object) -> bool:
     """Whether a hook is one of fedlsg's own, which changes nothing in a pass."""
-    return isinstance(hook, Watching) and origin_of(hook.func)[0] is Origin.LIBRARY
+    function = hook.func if isinstance(hook, Watching) else None
+    return isinstance(function, FunctionType) and origin_of(function)[0] is Origin.LIBRARY
 
 
 def _parts(thing: Any, most: Origin) -> Iterator[Part]:

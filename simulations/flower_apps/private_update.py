@@ -240,8 +240,8 @@ def _warn_of_hiding_noise(
         _warned().add(run)
         log(
             WARNING,
-            "fedlsg: noise is likely to hide the updates of %d clients, whose norm is about %.2g at "
-            "clip_norm=%g: %s. Try PrivateUpdates(clip_norm=%.2g), or a larger learning rate in "
+            "fedlsg: noise is likely to hide the updates of %d clients, whose norm is about %.2g "
+            "at clip_norm=%g: %s. Try PrivateUpdates(clip_norm=%.2g), or a larger learning rate in "
             "@app.train",
             count,
             norm,

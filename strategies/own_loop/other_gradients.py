@@ -34,7 +34,7 @@ _OF_STEPS = WeakIdKeyDictionary()
 
 @contextmanager
 def public_gradients() -> Iterator[None]:
-    """Inside, gradients of trained parameters are accepted: by their owner's word, of public rows."""
+    """Inside, gradients of trained parameters are accepted: by the owner's word of public rows."""
     _PUBLIC.append(None)
     try:
         yield
