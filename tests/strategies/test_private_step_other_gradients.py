@@ -144,3 +144,12 @@ def test_a_planted_mistake_is_found(planted, monkeypatch):
         train(net)
     step.step(batch)
     assert not other_gradients._PUBLIC
+
+
+def test_a_hook_of_the_user_is_own_code():
+    """The control of the test above."""
+    net = model()
+    net.classifier.weight.register_post_accumulate_grad_hook(lambda p: None)
+    step = private_step(net, method="dpsgd")
+    step.step(batch)
+    assert step.isolation != private_step(method="dpsgd").isolation
