@@ -15,15 +15,15 @@ ledger.
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedlsg.carriers.probe.carrier import Draw
@@ -54,6 +54,12 @@ from fedlsg.strategies.own_loop.loop_account import (
     terms_of,
 )
 from fedlsg.strategies.own_loop.one_round import Rehearsals, Release, Watcher
+from fedlsg.strategies.own_loop.other_gradients import (
+    check_no_gradient,
+    leave_gradients,
+    public_gradients,
+    refuse_gradients,
+)
 from fedlsg.strategies.own_loop.row_checks import check_rows
 from fedlsg.strategies.own_loop.short_steps import warn_of_short_steps
 from fedlsg.strategies.own_loop.user_inputs import (
@@ -145,6 +151,9 @@ class PrivateStep:
     private by that ledger alone: keys of noise are new in every step, and are kept nowhere. The
     divisor is q N, never the size of a batch; an empty batch is a step. Unit of privacy: one
     example, or with ``groups`` one person with all of its rows; add/remove.
+    While this object exists, a gradient that ``loss.backward()`` adds to a parameter that it trains
+    is refused, and so is a model that was trained just before: no epsilon counts such training
+    (``public_gradients``).
     Not covered: what the batch function or the user's own code releases, such as a training loss.
     Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model
     without private per-example gradients, LedgerError for a damaged ledger, BudgetError where the
@@ -188,6 +197,7 @@ class PrivateStep:
                 f"expected a model, an nn.Module, got {type(model).__name__}: build it first"
             )
         check_initialized(model)
+        check_no_gradient(model)
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.given = dict(settings)
         self.model, self._loss = model, per_example_loss(loss, model)
@@ -257,7 +267,7 @@ class PrivateStep:
             persons=persons,
         )
         self._account.writer.begin(trainable(model), MAX_NOTED_PARAMETERS)
-        self._record = WeightsRecord(self._account.writer, self.ledger)
+        self._record = WeightsRecord(self._account.writer)
         weakref.finalize(self, self._record.end)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
@@ -268,6 +278,7 @@ class PrivateStep:
             # an epsilon that no noise reaches is refused at once; a resumed run has its noise
             # already
             _ = self._terms
+        refuse_gradients(self, trainable(model))
 
     def __repr__(self) -> str:
         """Method, sigma, q, steps and epsilon so far, from the ledger."""
@@ -449,6 +460,8 @@ class PrivateStep:
         finally:
             rows.draw_from(None)
             self._note()  # also what was interrupted has moved weights
+            if self._state.scheduler is None:
+                leave_gradients(self.model.parameters())
             self._record.draft()
         self._rehearsals.passed()
         self._record.now_and_then()
@@ -478,11 +491,29 @@ class PrivateStep:
         """
         return isinstance(self._rows, Together)
 
+    @staticmethod
+    def public_gradients() -> AbstractContextManager[None]:
+        """A block in which ``loss.backward()`` may train the model: your word that its rows are
+        public.
+
+        Elsewhere a gradient that autograd adds to a trained parameter is a ValueError, while this
+        object exists: epsilon would not count the training.
+        """
+        return public_gradients()
+
     def watch(self, note: Watcher) -> None:
         """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows;
         pruning is a phase.
         """
         self._rounds.watchers.append(note)
+
+    def other_changes(self, received: Mapping[str, Tensor]) -> list[str]:
+        """Names of trained parameters that code outside of private steps has changed.
+
+        Before the first step since they were ``received``, as in a message of a server; then
+        between steps and after the last one. Weights that ``evaluated()`` puts back are no change.
+        """
+        return self._account.writer.changes(trainable(self.model), received)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the

@@ -16,8 +16,8 @@ WEIGHTS = UserList(
     name="known-weights", kept=10_000, lost="later processes will not recognise these weights"
 )
 LEDGER = "ledger "
-"""Before the path of a ledger that its owner keeps; other weights are of a run, or of a step whose
-ledger ended with it.
+"""Before the head and the path of a ledger that its owner keeps; other weights are of a run, or of
+a step whose ledger ended with it.
 """
 STEP = "a private step without ledger="
 SECONDS = 60.0
@@ -27,33 +27,40 @@ SECONDS = 60.0
 def learn_weights() -> None:
     """Let this process recognise what other ones have trained."""
     WEIGHTS.take_in_drafts()
-    known = WEIGHTS.entries()
-    for lasting in (False, True):
-        trained_weights.learn(
-            (bytes.fromhex(digest) for digest, of in known if of.startswith(LEDGER) == lasting),
-            lasting=lasting,
+    by_writer: dict[str, list[bytes]] = {}
+    for digest, of in WEIGHTS.entries():
+        by_writer.setdefault(of, []).append(bytes.fromhex(digest))
+    for of, digests in by_writer.items():
+        head, _, path = (
+            of.removeprefix(LEDGER).partition(" ") if of.startswith(LEDGER) else [""] * 3
         )
+        trained_weights.learn(digests, path=path, head=head)
 
 
 class WeightsRecord:
-    """What a step writes, for later processes. ``ledger``: the path that its owner gave, if any."""
+    """What a step writes, for later processes."""
 
-    def __init__(self, writer: Writer, ledger: object = None) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._of = STEP if ledger is None else f"{LEDGER}{ledger}"
-        self._pending: dict[bytes, None] = {}
+        self._pending: dict[bytes, str] = {}
+        """What each digest is of: see ``LEDGER``."""
         self._draft = Draft(WEIGHTS)
         self._last = time.monotonic()
 
+    def _written(self) -> dict[bytes, str]:
+        """Digests of what was written last, each with what it is of."""
+        path, head = self._writer.path, self._writer.head
+        return dict.fromkeys(self._writer.moved, f"{LEDGER}{head} {path}" if path else STEP)
+
     def add(self) -> None:
         """Keep what was written last for the next write of the list."""
-        self._pending |= dict.fromkeys(self._writer.moved)
+        self._pending |= self._written()
         self.draft()
 
     def draft(self) -> None:
         """Let other processes know what was written last, until more is written."""
-        if moved := [*self._pending, *self._writer.moved]:
-            self._draft.write((digest.hex(), self._of) for digest in dict.fromkeys(moved))
+        if written := self._pending | self._written():
+            self._draft.write((digest.hex(), of) for digest, of in written.items())
 
     def now_and_then(self) -> None:
         """``write``, if the last time is a while ago."""
@@ -63,7 +70,7 @@ class WeightsRecord:
     def write(self) -> None:
         """Put into the list what was written last, and what was added."""
         self.add()
-        WEIGHTS.remember((digest.hex(), self._of) for digest in self._pending)
+        WEIGHTS.remember((digest.hex(), of) for digest, of in self._pending.items())
         self._pending.clear()
         self._last = time.monotonic()
 

@@ -264,6 +264,10 @@ class Ledger(Charges):
         state = self._read()
         return len(state.entries), state.head
 
+    def has(self, head: str) -> bool:
+        """Whether one of its lines has this hash: then it has all entries up to that line."""
+        return head in self._read().heads
+
     def _read(self) -> State:
         """The state of the file, parsed again only if the file's identity, size or modification
         time changed.

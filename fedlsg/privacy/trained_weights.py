@@ -5,8 +5,9 @@ The parameters that a step trains are recognised, whatever was done to them in p
 has changed one of them. So are equal numbers elsewhere: copies, files that were loaded, averages
 that a step made. Numbers are compared by digests of all of them (``weight_digest``), which are kept
 of every step: a method that changes one number of a thousand is noticed, and numbers that did not
-change belong to nobody. Numbers that were changed outside of the trained model are not recognised,
-nor those of another process, unless its digests are added (``learn``).
+change belong to nobody. Copies in half precision are recognised by digests of some rounded numbers.
+Numbers that were changed otherwise, outside of the trained model, are not recognised, nor those of
+another process, unless its digests are added (``learn``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,27 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of
+from fedlsg.privacy.ledger import Ledger
+from fedlsg.privacy.limits import budgets_now
+from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of, rounded_digests, samples_of
 
 MAX_NOTED_PARAMETERS = 3
 """Most changed parameters whose digests are kept after each step."""
 MAX_DIGESTS = 100_000
 """Most digests that are kept; the oldest is removed first."""
 
-SAMPLED = 256
-"""Numbers of a parameter that are compared to notice other weights that were written over it."""
-
 _PARAMETERS = WeakIdKeyDictionary()
 """The parameters that were trained, each with its ``Writer``."""
 _DIGESTS: "dict[bytes, Writer]" = {}
 """Digests of what was written, the oldest first."""
-
-
-def moved_digests(
-    tensors: Mapping[str, Tensor], before: Mapping[str, tuple[bytes, ...]]
-) -> dict[str, list[bytes]]:
-    """Digests, by name, of the tensors that are not as ``before``; without those of constants."""
-    return _moved(digests_of(tensors), before)
 
 
 def spread(names: list[str], most: int) -> list[str]:
@@ -46,18 +39,29 @@ def spread(names: list[str], most: int) -> list[str]:
 class Writer:
     """One private step, or run, that writes weights.
 
-    lasting: whether its ledger is a file that its owner keeps.
+    ledger: a file that its owner keeps; None if the ledger ends with the step or run.
     fresh_data: whether its owner declares that its data are other than those of the weights with
         which it starts.
     """
 
-    def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
-        self.lasting, self.fresh_data = lasting, fresh_data
+    def __init__(self, *, ledger: Ledger | None = None, fresh_data: bool = False) -> None:
+        self.ledger, self.fresh_data = ledger, fresh_data
+        self.path = "" if ledger is None else str(ledger.path.resolve())
+        """The path of the ledger; empty without one that lasts."""
+        self.head = ""
+        """The hash of the last line that the ledger had when weights were written last."""
+        self.start: dict[str, tuple[bytes, ...]] = {}
+        """Digests of the trained weights before the first step."""
+        self.changed: dict[str, None] = {}
+        """Names of trained parameters that other code changed between two steps."""
         self._most = MAX_DIGESTS
         self._before: dict[str, tuple[bytes, ...]] = {}
+        self._before_rounded: dict[str, tuple[bytes, ...]] = {}
         self._versions: dict[str, tuple[int, int]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
         """Digests of the weights that it wrote last."""
+        self._rounded: dict[str, tuple[bytes, ...]] = {}
+        """Digests of these weights in half precision."""
         self._sampled = torch.empty(0)
         """Some numbers of these weights."""
 
@@ -67,26 +71,69 @@ class Writer:
         ``most``: changed tensors whose digests are kept after each step.
         """
         self._before, self._most = digests_of(trained), most
+        self._before_rounded = rounded_digests(trained, samples_of(trained))
+        self.start = self._before
 
     def check(self, model: nn.Module, way: str) -> None:
         """Raise ValueError for weights of another writer, whose steps this one would not count.
 
-        Two writers with lasting ledgers are accepted: their owner decides whether they have one
-        file, or files of two data sets. ``way``: what to do, for the message.
+        It counts those whose charges are in its own ledger. On a node that its owner limits, each
+        ledger is of other data, so that of another file is accepted. ``way``: what to do, for the
+        message.
         """
         parameters = dict(model.named_parameters())
-        if self.fresh_data or self._wrote(parameters):
+        if self._wrote(parameters):
             return
         tensors = parameters | dict(model.named_buffers())  # weights may be frozen as buffers
         digests = digests_of(tensors)
+        self._compare(digests)
+        if self.fresh_data:
+            return
+        rounded = rounded_digests(tensors, samples_of(tensors))
         for name, tensor in tensors.items():
-            writers = {_PARAMETERS.get(tensor), *map(_DIGESTS.get, digests[name])} - {None, self}
-            if not all(self.lasting and writer.lasting for writer in writers):
-                raise ValueError(
-                    f"{name} was trained by an earlier private step or run, which this one would "
-                    f"not count: {way}; if the data are others, say so with fresh_data=True; or "
-                    "build a new model"
-                )
+            known = map(_DIGESTS.get, (*digests[name], *rounded.get(name, ())))
+            for writer in {_PARAMETERS.get(tensor), *known} - {None, self}:
+                if not self._counts(writer):
+                    raise ValueError(
+                        f"{name} was trained by an earlier private step or run"
+                        f"{self._words_on(writer)}, which this one would not count: {way}; if the "
+                        "data are others, say so with fresh_data=True; or build a new model"
+                    )
+
+    def _counts(self, writer: "Writer") -> bool:
+        """Whether this writer's ledger has the charges of another one, or need not have them."""
+        if self.ledger is None or not writer.path:
+            return False
+        on_node = bool(budgets_now()) and writer.path != self.path
+        return on_node or self.ledger.has(writer.head)
+
+    def _words_on(self, writer: "Writer") -> str:
+        """Which ledger has the charges of a writer, for a message."""
+        if not writer.path:
+            return ""
+        lost = writer.path == self.path
+        return f" with ledger={writer.path!r}" + ", which has lost their entries" * lost
+
+    def changes(self, trained: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> list[str]:
+        """Names of trained parameters that other code has changed.
+
+        Before the first step since they were ``received``; then between steps and after the last.
+        """
+        self._compare(digests_of(trained))
+        both = trained.keys() & received.keys()
+        sent = digests_of({name: received[name].to(trained[name].dtype) for name in both})
+        others = {
+            name: None for name in trained if sent.get(name, ()) not in ((), self.start[name])
+        }
+        return [*(others | self.changed)]
+
+    def _compare(self, digests: Mapping[str, tuple[bytes, ...]]) -> None:
+        """Note parameters whose digests are not those of the last step; before it, the start."""
+        if self._digests:
+            now = {name: digests.get(name) for name in self._digests}
+            self.changed |= {n: None for n, each in self._digests.items() if now[n] != each}
+        else:
+            self.start = {name: digests.get(name, ()) for name in self._before}
 
     def _wrote(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether these are the weights that it wrote last.
@@ -95,14 +142,17 @@ class Writer:
         """
         if not self._versions or self._versions != _versions(parameters):
             return False
-        now = _samples(parameters[name] for name in self._digests)
-        return torch.equal(now, self._sampled)
+        samples = samples_of({name: parameters[name] for name in self._digests})
+        return torch.equal(_together(samples), self._sampled)
 
     @property
     def moved(self) -> list[bytes]:
         """The digests that are kept of the weights that it wrote last."""
-        moved = _moved(self._digests, self._before)
-        return [digest for name in spread([*moved], self._most) for digest in moved[name]]
+        kinds = (
+            _moved(self._digests, self._before),
+            _moved(self._rounded, self._before_rounded),
+        )
+        return [d for moved in kinds for name in spread([*moved], self._most) for d in moved[name]]
 
     def note(self, written: Mapping[str, Tensor]) -> None:
         """Remember these tensors as written by this writer, if one of the trained ones has changed.
@@ -111,9 +161,12 @@ class Writer:
         """
         self._versions = _versions(written)
         trained = {n: t for n, t in written.items() if n in self._before}
-        self._digests, self._sampled = digests_of(trained), _samples(trained.values())
+        self._digests, samples = digests_of(trained), samples_of(trained)
+        self._sampled, self._rounded = _together(samples), rounded_digests(trained, samples)
         if all(digests == self._before[name] for name, digests in self._digests.items()):
             return
+        if self.ledger is not None:
+            self.head = self.ledger.snapshot()[1]
         for name in self._digests:
             tensor = written[name]
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
@@ -125,12 +178,9 @@ class Writer:
             del _DIGESTS[next(iter(_DIGESTS))]
 
 
-def _samples(tensors: Iterable[Tensor]) -> Tensor:
-    """About SAMPLED evenly spaced numbers of each floating point tensor, on the CPU."""
-    real = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
-    flat = [tensor.detach().flatten() for tensor in real]
-    some = [each[:: len(each) // SAMPLED + 1].float().cpu() for each in flat]
-    return torch.cat(some) if some else torch.empty(0)
+def _together(samples: Mapping[str, Tensor]) -> Tensor:
+    """All samples as one vector."""
+    return torch.cat([*samples.values()]) if samples else torch.empty(0)
 
 
 def _moved(
@@ -148,11 +198,13 @@ def _moved(
     return moved
 
 
-def learn(digests: Iterable[bytes], *, lasting: bool = False) -> None:
-    """Count weights with these digests as trained by another process; ``lasting``: as in
-    ``Writer``.
+def learn(digests: Iterable[bytes], *, path: str = "", head: str = "") -> None:
+    """Count weights with these digests as trained by another process.
+
+    path, head: as in ``Writer``.
     """
-    earlier = Writer(lasting=lasting)
+    earlier = Writer()
+    earlier.path, earlier.head = path, head
     for digest in digests:
         _DIGESTS.setdefault(digest, earlier)
 

@@ -22,6 +22,12 @@ BLOCK = 2**16
 """Words of a sum. Part of the format, as the factors are."""
 DIGEST_BYTES = 8
 """Bytes of a digest. The bytes of a constant are four, and stand for themselves."""
+SAMPLED = 256
+"""Most numbers of a tensor in a sample."""
+LEAST_ROUNDED = 64
+"""Numbers of the smallest matrix that has digests of rounded numbers: of few numbers, or of scales
+near 1, the rounded ones of honest models can be equal.
+"""
 _FACTORS = np.frombuffer(hashlib.shake_128(b"fedlsg weights").digest(8 * BLOCK), "<i8") | 1
 _TOTALS = np.cumsum(_FACTORS)
 
@@ -47,6 +53,48 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[bytes, ...]]:
 def digest_of(values: Tensor) -> bytes:
     """The digest of one tensor as float32."""
     return digests_of({"": values})[""][0]
+
+
+def samples_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name, some evenly spaced numbers of each floating point tensor, on the CPU."""
+    samples = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.is_meta and tensor.numel():
+            flat = tensor.detach().flatten()
+            samples[name] = flat[:: len(flat) // SAMPLED + 1].float().cpu()
+    return samples
+
+
+def rounded_digests(
+    tensors: Mapping[str, Tensor], samples: Mapping[str, Tensor]
+) -> dict[str, tuple[bytes, ...]]:
+    """By name, digests of the samples of matrices as float16 and as bfloat16.
+
+    By them, copies that were saved in half precision are recognised. Small matrices, vectors and
+    constants have none.
+    """
+    names = [name for name in samples if _has_rounded(tensors[name])]
+    digests: dict[str, tuple[bytes, ...]] = dict.fromkeys(names, ())
+    if not names:
+        return digests
+    together = torch.cat([samples[name] for name in names])
+    for half in (torch.float16, torch.bfloat16):
+        content = together.to(half).view(torch.int16).numpy().tobytes()
+        end = 0
+        for name in names:
+            count = len(samples[name])
+            begin, end = end, end + 2 * count
+            part = content[begin:end]
+            if part != part[:2] * count:
+                words = f"{half} {tensors[name].numel()} ".encode() + part
+                digest = hashlib.blake2b(words, digest_size=DIGEST_BYTES).digest()
+                digests[name] += (digest,)
+    return digests
+
+
+def _has_rounded(tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix of enough numbers."""
+    return tensor.dim() > 1 and tensor.numel() >= LEAST_ROUNDED
 
 
 def _forms(values: Tensor) -> list[Tensor]:

@@ -46,6 +46,12 @@ PARTS = ("class", "mode", "forward", "hooks", "parameters", "layers", "buffers")
 """Words for the entries of a module's record after its id."""
 
 
+def hooks_of_tensor(t: Tensor) -> list[Any]:
+    """The hooks of the gradient of a tensor, of both kinds."""
+    of_both = [getattr(t, kind) or {} for kind in HOOKS_OF_TENSORS]
+    return [hook for hooks in of_both for hook in hooks.values()]
+
+
 class Watching(partial[Any]):
     """A hook that changes nothing in a call. It is no part of a model's state."""
 
@@ -148,8 +154,9 @@ class _Walk:
         self.parts.append(p)
         record = name, id(p), p.requires_grad, p.dtype, p.shape, p.device
         if p._backward_hooks or p._post_accumulate_grad_hooks:
-            hooks = {kind: getattr(p, kind) for kind in HOOKS_OF_TENSORS}
-            return record, self.hooks(hooks, HOOKS_OF_TENSORS)
+            kinds = {kind: getattr(p, kind) for kind in HOOKS_OF_TENSORS}
+            if hooks := self.hooks(kinds, HOOKS_OF_TENSORS):
+                return record, hooks
         return record
 
     def hooks(self, space: Any, names: tuple[str, ...]) -> tuple[Hashable, ...]:

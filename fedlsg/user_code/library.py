@@ -44,6 +44,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fedlsg.user_code.digest import OURS, filled_cells
 from fedlsg.user_code.failure import OWN, is_users
+from fedlsg.user_code.fingerprint import Watching, hooks_of_tensor
 from fedlsg.user_code.process import own_kernels, tables, tracers
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft")
@@ -137,9 +138,15 @@ def _refusal(thing: Any, most: Origin) -> str | None:
         return "compiled code with arguments" if compiled and not by_value else None
     if isinstance(thing, torch._ops.OpOverloadPacket) and not str(thing).startswith("aten."):
         return f"operator {thing}"
-    if isinstance(thing, Tensor) and (thing._backward_hooks or thing._post_accumulate_grad_hooks):
+    if isinstance(thing, Tensor) and not all(map(_only_watches, hooks_of_tensor(thing))):
         return "a hook on the tensor"
     return "code that torch.jit compiled" if isinstance(thing, torch.jit.ScriptModule) else None
+
+
+def _only_watches(hook: object) -> bool:
+    """Whether a hook is one of fedlsg's own, which changes nothing in a pass."""
+    function = hook.func if isinstance(hook, Watching) else None
+    return isinstance(function, FunctionType) and origin_of(function)[0] is Origin.LIBRARY
 
 
 def _parts(thing: Any, most: Origin) -> Iterator[Part]:

@@ -37,6 +37,7 @@ from fedlsg.simulations.flower_apps.private_update import (
 from fedlsg.simulations.flower_apps.whole_update import (
     DOWNLINK_EACH,
     KEY,
+    OURS,
     UPLINK_EACH,
     State,
     as_arrays,
@@ -76,7 +77,8 @@ class PrivateNode:
     app leave as one constant text; every other message is refused unless the owner allows it. A
     step beyond the limits is refused before its batch is drawn, and nothing is charged for it. So
     is training by the code of another folder than the app's.
-    Not covered: what the app does to the model apart from private steps; that it failed.
+    So is a reply with weights that other code than private steps has changed, as ``reply`` says.
+    Not covered: that the app failed; what the app's own word ``other_weights=True`` allows.
     Raises ValueError for numbers that are out of range, and a relative ledger.
     """
 
@@ -174,6 +176,7 @@ def reply(
     *,
     weighted_by_key: str = NUM_EXAMPLES,
     model: Callable[[], nn.Module] | None = None,
+    other_weights: bool = False,
 ) -> Message:
     """The reply of an ``@app.train`` that trained W_t with ``fedlsg.PrivateStep``, with epsilon.
 
@@ -188,6 +191,11 @@ def reply(
     leave as they are; or, if the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``,
     as a payload of the update in the round's frame. Other tensors, buffers too, are returned as
     they were received: private inputs may have been written to them.
+    The weights are compared: those at the first step with those of the message, and those of now,
+    and before each step, with what the last step left. Where other code has changed them, there is
+    no reply: no epsilon counts what that code has read.
+    other_weights: your word that the code that changed them has read no private rows, such as a
+    head that this node has trained by private steps, an average, or a clamp.
     model: builds the app's model. Replies are weighed by the number of examples, or of persons
     (``groups``), which is public in a PrivateStep. A strategy of Flower alone averages the clients'
     ``epsilon``; PrivateUpdates reports the largest. Next to it are ``replies_without_noise``, the
@@ -209,6 +217,8 @@ def reply(
             "node's ledger would not count what it spent: give "
             "PrivateStep(ledger=node.ledger(context)), where node is the app's PrivateNode"
         )
+    if not other_weights:
+        _check_own_changes(step, message)
     numbers: Numbers = {
         weighted_by_key: step.num_persons,
         "epsilon": step.epsilon(),
@@ -218,6 +228,20 @@ def reply(
     answer_message = _reply(step, message, numbers, model)
     door.content = deepcopy(answer_message.content)
     return answer_message
+
+
+def _check_own_changes(step: PrivateStep, message: Message) -> None:
+    """Raise ValueError if code outside of private steps has changed the weights that leave."""
+    records = [record for name, record in message.content.array_records.items() if name not in OURS]
+    received = records[0].to_torch_state_dict() if len(records) == 1 else {}
+    if changed := step.other_changes(received):
+        raise ValueError(
+            f"other code than private steps has changed {', '.join(changed[:3])}, and no epsilon "
+            "counts what it has read: load the weights of the message, and train them by "
+            "step.step() alone; if that code has read no private rows (a head that this node has "
+            "trained by private steps, an average, a clamp), say so with reply(step, message, "
+            "other_weights=True)"
+        )
 
 
 def _reply(

@@ -7,6 +7,7 @@ anything leave.
 
 import math
 from collections.abc import Callable
+from functools import cache
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from fedlsg.simulations.client.node.other_replies import (
 from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
 from fedlsg.simulations.flower_apps.app_code import AppCode
 from fedlsg.simulations.flower_apps.client import note_other_torch
+from fedlsg.simulations.flower_apps.hiding_noise import pull_of, why_hidden
 from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
 from fedlsg.simulations.flower_apps.secure_update import answer_stage, masked_update
 from fedlsg.simulations.flower_apps.whole_update import (
@@ -166,7 +168,10 @@ def private_update(
             clipped = clipped_update(
                 values, frame=here.frame, mechanism=mechanism, expected_batch=1.0
             )
-            _log_norm(values, mechanism.clip_norm, context, client, terms.round)
+            norm = float(values.double().norm())  # in float64, as in the clip
+            _log_norm(norm, mechanism.clip_norm, context, client, terms.round)
+            if is_simulated(context):
+                _warn_of_hiding_noise(norm, here, message.content, context, path)
             updates.append(clipped)
             return add(clipped, mechanism, secret_stream())
 
@@ -196,15 +201,54 @@ def private_update(
     return mod
 
 
-def _log_norm(values: Tensor, clip_norm: float, context: Context, client: int, round: int) -> None:
+def _log_norm(norm: float, clip_norm: float, context: Context, client: int, round: int) -> None:
     """Log the norm of an update; warn once for a client whose training diverges."""
-    norm = float(values.double().norm())  # in float64, as in the clip
     advice = clip_advice(norm, clip_norm) if is_simulated(context) else ""
     log(INFO, "norm of the update: %.3g, clip norm %g%s", norm, clip_norm, advice)
     warning = divergence(norm, clip_norm)
     if warning is not None and WARNED not in context.state:
         context.state[WARNED] = ConfigRecord({"round": round})
         log(WARNING, "fedlsg: client %d, round %d: %s", client, round, warning)
+
+
+@cache  # for a process: clients of a simulation share one
+def _warned() -> set[tuple[int, Path]]:
+    """Runs, with the folder of their ledgers, whose noise was warned of."""
+    return set()
+
+
+def _warn_of_hiding_noise(
+    norm: float, here: Round, content: RecordDict, context: Context, ledger: Path
+) -> None:
+    """Warn, once for a run and process, that noise hides updates far below the clip norm.
+
+    The server has warned before the first round where noise hides those of the clip norm.
+    """
+    mechanism, clients = here.method.mechanism, clients_of(content)
+    run = int(context.run_id), ledger.parent
+    if run in _warned() or not 0 < norm < mechanism.clip_norm / FAR_BELOW:
+        return
+    count = len(clients) or int(context.node_config.get("num-partitions", 1))
+    pull = pull_of(
+        mechanism.noise_multiplier,
+        clients=count,
+        rounds=here.terms.rounds,
+        secure=bool(clients),
+        share=norm / mechanism.clip_norm,
+    )
+    if reason := why_hidden(pull, here.frame.kept):
+        _warned().add(run)
+        log(
+            WARNING,
+            "fedlsg: noise is likely to hide the updates of %d clients, whose norm is about %.2g "
+            "at clip_norm=%g: %s. Try PrivateUpdates(clip_norm=%.2g), or a larger learning rate in "
+            "@app.train",
+            count,
+            norm,
+            mechanism.clip_norm,
+            reason,
+            norm,
+        )
 
 
 def clip_advice(norm: float, clip_norm: float) -> str:

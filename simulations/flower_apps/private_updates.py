@@ -1,13 +1,4 @@
-"""``fedlsg.flower.PrivateUpdates``: any Flower strategy, over private payloads of whole updates.
-
-Noise next to the updates of a run. Sigma is the noise multiplier, C the clip norm, T the number of
-rounds, K the number of clients, d the number of values. If all updates agree, their sum moves the
-model by T K C in one direction. The noise of the sum has a standard deviation of sigma C sqrt(T K)
-in each value (sigma C sqrt(T) in a secure sum, which has one noise for all clients).
-
-    pull   = T K C / (sigma C sqrt(T K)) = sqrt(T K) / sigma, or K sqrt(T) / sigma in a secure sum
-    length = sqrt(d) / pull: the norm of the noise in all values, over T K C
-"""
+"""``fedlsg.flower.PrivateUpdates``: any Flower strategy, over private payloads of whole updates."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +20,7 @@ from fedlsg.payload import DEFAULT_CODEC, PayloadError
 from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
 from fedlsg.simulations.client.node.other_replies import WITHOUT_NOISE
 from fedlsg.simulations.flower_apps.client import note_other_torch
+from fedlsg.simulations.flower_apps.hiding_noise import SWAMPED, pull_of, why_hidden
 from fedlsg.simulations.flower_apps.secure_update import (
     SecureRound,
     new_run,
@@ -54,11 +46,6 @@ from fedlsg.simulations.server.server_app import last_line
 from fedlsg.user_code.short_traceback import short_traceback
 
 Unit = Literal["client", "example"]
-SWAMPED = 20.0
-"""Pull below which noise hides the updates: at 17 an app of 94 % was measured at 34 and 57 %."""
-LONG = 5.0
-"""Length above which noise hides the updates: an app with 61,510 values was measured at 68 % with
-20 clients (7.4), 87 % with 50 (3.0) and 92 % with 100 (1.5)."""
 COMPARING = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 """Strategies that compare the updates of clients with each other."""
 NOTHING = (
@@ -188,42 +175,20 @@ class UpdateSettings:
         )
 
     def swamped(self, clients: int, rounds: int, noise: float | None, *, values: int) -> str | None:
-        """A warning if noise is likely to hide updates of so many values; else None (header)."""
+        """A warning if noise is likely to hide updates of so many values; else None."""
         if self.unit == "example" or not noise:
             return None
-        added = clients if self.secure else math.sqrt(clients)
-        pull = math.sqrt(rounds) * added / noise
-        length = math.sqrt(values) / pull
-        if pull >= SWAMPED and length <= LONG:
+        pull = pull_of(noise, clients=clients, rounds=rounds, secure=self.secure)
+        reason = why_hidden(pull, values)
+        if reason is None:
             return None
         fixes = ["more clients" if self.secure else "trust='secure', or more clients"]
         if pull >= SWAMPED:
             fixes.append("a method that sends fewer values (method='lsg')")
-            reason = _length_words(length, values)
-        else:
-            reason = _pull_words(pull)
         return (
             f"noise is likely to hide the updates of {clients} clients: {reason}. Give "
             f"{', '.join(fixes)}, a larger epsilon, or unit='example'"
         )
-
-
-def _pull_words(pull: float) -> str:
-    """The pull in words."""
-    if pull < 1:
-        return f"it moves a weight {1 / pull:.2g} times as far as all of them together can"
-    return (
-        f"even if all of them agreed, they would move a weight only {pull:.2g} times as far as "
-        f"noise does over the rounds, and apps learn from about {SWAMPED:g} times on"
-    )
-
-
-def _length_words(length: float, values: int) -> str:
-    """The length in words."""
-    return (
-        f"over the rounds it moves the {values:,} values {length:.2g} times as far as all updates "
-        f"at the clip norm would if they agreed, and apps lose much from about {LONG:g} times on"
-    )
 
 
 class PrivateUpdates(FlowerStrategy):

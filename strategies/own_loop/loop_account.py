@@ -263,7 +263,7 @@ class LoopAccount:
         if not self.lasting:
             weakref.finalize(ledger, shutil.rmtree, folder, ignore_errors=True)
         self.run = secrets.token_hex(8)
-        self.writer = Writer(lasting=self.lasting, fresh_data=fresh_data)
+        self.writer = Writer(ledger=ledger if self.lasting else None, fresh_data=fresh_data)
         self.spends = DataRun(
             ledger=str(Path(path).resolve()),
             charged=lambda: [ledger.entries],

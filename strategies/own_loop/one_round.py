@@ -35,6 +35,7 @@ from fedlsg.randomness import (
     seed_draws,
 )
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.strategies.own_loop.eval_mode import warn_of_eval_mode
 from fedlsg.strategies.own_loop.examples import (
     GIVE_EXAMPLE,
     accepted,
@@ -441,6 +442,7 @@ class Rehearsals:
                 if unpadded and batch_size(*rows) < len(first):
                     logging.getLogger("fedlsg").warning(SHAPES_WARNING)
                 self._rehearse(rows, terms)
+                warn_of_eval_mode(model)
                 self._done.add(form)
         self._followed.accept(now)
         self._last = batch, groups, now

@@ -183,14 +183,17 @@ def test_two_steps_on_one_model_need_one_ledger(tmp_path):
     [
         "new weights",
         "same ledger",
-        "another ledger",
+        "another ledger, other data",
         "nothing trained",
         "rolled back",
         "clamped between steps",
     ],
 )
 def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
-    net, ledger = model(), {"same ledger": "first.jsonl", "another ledger": "second.jsonl"}.get(how)
+    net, ledger = model(), {"same ledger": "first.jsonl"}.get(how)
+    others = {}
+    if how == "another ledger, other data":
+        ledger, others = "second.jsonl", {"fresh_data": True}
     lasting = None if ledger is None else tmp_path / "first.jsonl"
     step = private_step(net, method="dpsgd", ledger=lasting)
     before = copy.deepcopy(net.state_dict())
@@ -204,9 +207,51 @@ def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
         model() if how == "new weights" else net,
         method="dpsgd",
         ledger=None if ledger is None else tmp_path / ledger,
+        **others,
     )
     second.step(batch)
     assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
+
+
+def on_a_ledger(folder):
+    """A step of three charges on a file, and a copy of the file after the first one."""
+    step = trained(ledger=folder / "first.jsonl")
+    (folder / "cut.jsonl").write_bytes((folder / "first.jsonl").read_bytes())
+    for _ in range(2):
+        step.step(batch)
+    return step
+
+
+@pytest.mark.parametrize("where", ["the model", "a copy", "half precision", "a later process"])
+def test_a_ledger_without_the_charges_of_the_weights_is_refused(where, tmp_path, monkeypatch):
+    """A new one, one that was deleted, or cut. Its epsilon was that of the new steps alone."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    step = on_a_ledger(tmp_path)
+    net = step.model if where == "the model" else copy.deepcopy(step.model)
+    if where == "half precision":
+        net.half().float()
+    if where == "a later process":
+        step.state_dict()
+        monkeypatch.setattr(trained_weights, "_DIGESTS", {})
+    first, moved = tmp_path / "first.jsonl", tmp_path / "moved.jsonl"
+    moved.write_bytes(first.read_bytes())
+    for ledger in (first, moved):  # a file is known by its entries, and not by its name
+        private_step(net, method="dpsgd", ledger=ledger)
+    refused = r"was trained by an earlier .* with ledger='.*first.jsonl'"
+    for name in ("new.jsonl", "cut.jsonl"):
+        with pytest.raises(ValueError, match=refused + ", which this one would not count"):
+            private_step(net, method="dpsgd", ledger=tmp_path / name)
+        private_step(net, method="dpsgd", ledger=tmp_path / name, fresh_data=True)
+    first.write_bytes((tmp_path / "cut.jsonl").read_bytes())
+    with pytest.raises(ValueError, match=refused + ", which has lost their entries"):
+        private_step(net, method="dpsgd", ledger=first)
+
+
+def test_a_planted_ledger_that_counts_all_is_found(tmp_path, monkeypatch):
+    """The negative control: as it was, any two files were accepted."""
+    net = on_a_ledger(tmp_path).model
+    monkeypatch.setattr(fedlsg.Ledger, "has", lambda own, head: True)
+    private_step(net, method="dpsgd", ledger=tmp_path / "new.jsonl")
 
 
 @pytest.mark.thinned(2)

@@ -20,7 +20,12 @@ from torch import Tensor
 from fedlsg.gradients import trainable
 from fedlsg.privacy.known_weights import SECONDS, WEIGHTS
 from fedlsg.privacy.trained_weights import MAX_NOTED_PARAMETERS
-from fedlsg.privacy.weight_digest import DIGEST_BYTES, digests_of
+from fedlsg.privacy.weight_digest import (
+    DIGEST_BYTES,
+    digests_of,
+    rounded_digests,
+    samples_of,
+)
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.storage.atomic_files import load_array, load_checkpoint
 from fedlsg.simulations.storage.declared import RUN
@@ -118,9 +123,20 @@ def remember_merged(run: RunDir, tensors: Tensors, factors: Tensors) -> None:
 
 
 def largest_moved(tensors: Tensors, start: Tensors) -> list[bytes]:
-    """Digests of the largest tensors that are not among those of the ``start``."""
-    digests = digests_of(tensors)
-    before = set(chain.from_iterable(digests_of(start).values()))
+    """Digests of the largest tensors that are not among those of the ``start``.
+
+    Of numbers in half precision as well.
+    """
     by_size = sorted(tensors, key=lambda name: -tensors[name].numel())
-    moved = [d for name in by_size for d in digests[name] if d not in before]
-    return [digest for digest in moved if len(digest) == DIGEST_BYTES][:MAX_NOTED_PARAMETERS]
+    kept = []
+    for each in (1, 2):  # digests of a tensor: of its numbers, and of two forms of rounded ones
+        digests_of_form = digests_of if each == 1 else _rounded
+        digests, before = digests_of_form(tensors), digests_of_form(start)
+        known = set(chain.from_iterable(before.values()))
+        moved = [d for name in by_size for d in digests.get(name, ()) if d not in known]
+        kept += [d for d in moved if len(d) == DIGEST_BYTES][: each * MAX_NOTED_PARAMETERS]
+    return kept
+
+
+def _rounded(tensors: Tensors) -> dict[str, tuple[bytes, ...]]:
+    return rounded_digests(tensors, samples_of(tensors))

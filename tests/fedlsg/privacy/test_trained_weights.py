@@ -162,12 +162,46 @@ def test_the_trained_model_is_recognised_whatever_becomes_of_its_numbers(change)
     assert refused(copied)
 
 
-def test_two_lasting_ledgers_are_their_owners_word():
-    model = trained(lasting=True)
-    assert refused(model)
-    assert not refused(model, lasting=True)
-    assert refused(trained(), lasting=True)
+def test_fresh_data_are_their_owners_word():
+    assert refused(trained())
     assert not refused(trained(), fresh_data=True)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_copies_in_half_precision_are_recognised(half, monkeypatch):
+    copied = copy.deepcopy(trained()).to(half).float()
+    assert refused(copied)
+    assert refused(copied.to(half))
+    monkeypatch.setattr(trained_weights, "rounded_digests", lambda *_: {})
+    assert not refused(copied)  # the control
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_honest_weights_in_half_precision_are_nobodys(half):
+    """Those of the start, also where training has moved them by less than they are rounded."""
+    for scale in (1e-9, 0.1):
+        model, writer = net(), Writer()
+        writer.begin(dict(model.named_parameters()))
+        with torch.no_grad():
+            for p in model.parameters():
+                p += scale * torch.randn(p.shape, generator=STEPS)
+        writer.note(dict(model.named_parameters()))
+        assert not refused(net().to(half).float())
+        assert not refused(net(seed=1).to(half).float())
+
+
+def test_scales_near_one_are_nobodys():
+    """In half precision those of two honest models can be equal."""
+    model, writer = net(), Writer()
+    writer.begin(dict(model.named_parameters()))
+    with torch.no_grad():
+        model[3].weight[7] += 0.01
+    writer.note(dict(model.named_parameters()))
+    other = net(seed=1)
+    with torch.no_grad():
+        other[3].weight[7] += 0.0101
+    assert torch.equal(model[3].weight.bfloat16(), other[3].weight.bfloat16())
+    assert not refused(other)
 
 
 def test_a_writer_goes_on_from_its_own_and_sees_others_that_come_between():

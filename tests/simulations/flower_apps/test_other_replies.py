@@ -207,10 +207,22 @@ def steps_node(folder: Path, **given: Any) -> Any:
     return fedlsg.flower.PrivateNode(**{**limits, "ledger": folder, **given})
 
 
-def steps_app(folder: Path, *before: Any, after: Any = None, ledger: Any = None, **given: Any):
+def steps_app(
+    folder: Path,
+    *before: Any,
+    after: Any = None,
+    ledger: Any = None,
+    trap: Any = None,
+    word: Any = None,
+    **given: Any,
+):
     """An app with private steps at the server's noise; ``after(message, reply)`` in place of the
     reply.
+
+    ``trap(model, moment)`` is called with "before" the steps, "between" them and "after" them;
+    ``word``: further arguments of ``reply``.
     """
+    trap = trap or (lambda model, moment: None)
     node = steps_node(folder, **given)
     app = ClientApp(mods=[*before, node])
 
@@ -218,6 +230,7 @@ def steps_app(folder: Path, *before: Any, after: Any = None, ledger: Any = None,
     def train(message: Message, context: Context) -> Message:
         model = build()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        trap(model, "before")
         step = fedlsg.PrivateStep(
             model,
             nn.CrossEntropyLoss(),
@@ -231,9 +244,11 @@ def steps_app(folder: Path, *before: Any, after: Any = None, ledger: Any = None,
             ledger=ledger or node.ledger(context),
         )
         batches = step.batches(rows(context.node_config["partition-id"]))
-        for _ in range(2):
-            step.step(batches)
-        made = fedlsg.flower.reply(step, message)
+        step.step(batches)
+        trap(model, "between")
+        step.step(batches)
+        trap(model, "after")
+        made = fedlsg.flower.reply(step, message, **word or {})
         return made if after is None else after(message, made)
 
     return app
@@ -290,6 +305,80 @@ def test_a_ledger_from_before_that_says_client_0_goes_on(tmp_path):
     book = fedlsg.Ledger(mine)
     assert (book.client, len(book.entries)) == (0, 4)
     assert book.epsilon(1e-5).upper > spent
+
+
+def trains_plainly(model: nn.Module) -> None:
+    """The template's function, which its user forgot to remove."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = rows(0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def trains_by_hand(model: nn.Module) -> None:
+    """The same with gradients that no hook sees, and weights of no new version."""
+    inputs, targets = rows(0)
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    parameters = list(model.parameters())
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.data.sub_(0.1 * g)
+
+
+def trains_a_copy(model: nn.Module) -> None:
+    """And loads what it has learnt."""
+    twin = build()
+    twin.load_state_dict(model.state_dict())
+    trains_plainly(twin)
+    model.load_state_dict(twin.state_dict())
+
+
+def leaks_a_number(model: nn.Module) -> None:
+    """One weight of many says something of a row."""
+    with torch.no_grad():
+        model[0].weight[0, 0] = rows(0)[0][0, 0]
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+@pytest.mark.parametrize("how", [trains_plainly, trains_by_hand, trains_a_copy, leaks_a_number])
+def test_what_an_app_does_to_the_weights_next_to_its_steps_does_not_leave(
+    how, moment, tmp_path, monkeypatch
+):
+    """It left without noise, and epsilon did not count it."""
+
+    def trap(model: nn.Module, now: str) -> None:
+        if now == moment:
+            how(model)
+
+    grid = trained_by(steps_app(tmp_path, trap=trap), 1.0)
+    assert {reply.error.reason for reply in grid.replies} == {NO_REASON}
+    charged = sum(len(book.entries) for book in steps_ledgers(tmp_path))
+    if how is trains_plainly:  # its gradient was seen before the next charge
+        assert charged == 2 * {"before": 0, "between": 1, "after": 2}[moment]
+        return
+    allowed = steps_app(tmp_path, trap=trap, word={"other_weights": True})
+    assert not any(reply.has_error() for reply in trained_by(allowed, 1.0).replies)
+    # the negative control: as it was, all of it left
+    monkeypatch.setattr(fedlsg.PrivateStep, "other_changes", lambda *_: [])
+    assert not any(r.has_error() for r in trained_by(steps_app(tmp_path, trap=trap), 1.0).replies)
+
+
+def test_what_moves_no_weight_next_to_the_steps_is_accepted(tmp_path):
+    """Evaluation, modes, layouts in memory, and loading the same weights again."""
+
+    def trap(model: nn.Module, now: str) -> None:
+        inputs, _ = rows(0)
+        model.eval()
+        with torch.no_grad():
+            model(inputs)
+        torch.autograd.grad(model(inputs).sum(), list(model.parameters()))
+        model.train()
+        model.load_state_dict({name: t.clone() for name, t in model.state_dict().items()})
+        model.to(memory_format=torch.channels_last).cpu()
+
+    grid = trained_by(steps_app(tmp_path, trap=trap), 1.0, rounds=2)
+    assert not any(reply.has_error() for reply in grid.replies)
 
 
 def steps_ledgers(folder: Path) -> list[Any]:

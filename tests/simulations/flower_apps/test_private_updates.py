@@ -403,6 +403,29 @@ def test_a_simulated_client_says_which_clip_norm_its_update_needs(tmp_path, capl
     assert door.clip_advice(0.9, 1.0) == door.clip_advice(4.0, 1.0) == ""
 
 
+HIDES = "noise is likely to hide the updates of"
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+def test_one_warning_says_that_noise_hides_updates_far_below_the_clip_norm(
+    trust, tmp_path, caplog, monkeypatch
+):
+    """The server judges by the clip norm, and accepted it; each client had a line of INFO."""
+    far = {"epsilon": None, "noise_multiplier": 0.01, "trust": trust}
+    for clip_norm, warnings in ((1e4, 1), (0.5, 0)):
+        caplog.clear()
+        app = app_of(mod(tmp_path / f"{clip_norm}", trust=trust, epsilon=1e12))
+        start(wrapped(**far, clip_norm=clip_norm), Nodes(app), rounds=2)
+        said = [r.getMessage() for r in caplog.records if HIDES in r.getMessage()]
+        assert len(said) == warnings
+    assert not said
+    caplog.clear()
+    monkeypatch.setattr(door, "is_simulated", lambda context: False)  # nothing about real data
+    app = app_of(mod(tmp_path / "real", trust=trust, epsilon=1e12))
+    assert start(wrapped(**far, clip_norm=1e4), Nodes(app), rounds=1).arrays
+    assert HIDES not in caplog.text
+
+
 @pytest.mark.parametrize("trust", ["client", "secure"])
 def test_a_client_is_warned_once_that_its_training_diverged(trust, tmp_path, caplog, monkeypatch):
     def diverged(message: Message, model: nn.Module) -> Message:
