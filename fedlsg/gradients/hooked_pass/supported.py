@@ -28,13 +28,17 @@ HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (
         WeightNorm,
         "a hook of weight_norm",
-        "parametrizations.weight_norm(layer, {!r}), which trains, in its place",
+        "use torch.nn.utils.parametrizations.weight_norm(layer, {!r}), which trains, in its place",
     ),
-    (SpectralNorm, "a hook of spectral_norm", "remove_spectral_norm(layer, {!r})"),
-    (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
+    (
+        SpectralNorm,
+        "a hook of spectral_norm",
+        "use torch.nn.utils.remove_spectral_norm(layer, {!r})",
+    ),
+    (BasePruningMethod, "prune", "use torch.nn.utils.prune.remove(layer, {!r})"),
 )
-"""Hooks of torch that compute a weight before each call: their type, their name, and the call of
-``torch.nn.utils`` that removes them from a layer's weight.
+"""Hooks of torch that compute a weight before each call: their type, their name, and the advice for
+a layer's weight.
 """
 
 NOTHING = (
@@ -95,9 +99,10 @@ def check_supported(model: nn.Module) -> None:
 
 
 def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, without those inside a module of its own gradients.
+    """All modules with their paths.
 
-    Such a module is a call of ``ways_of``: a function gives the gradients of all that it owns.
+    It skips the inside of a module whose gradients one function gives (its ``Kind`` is not
+    ``GENERAL``).
     """
     yield path, module
     kind = kind_of(module)
@@ -140,7 +145,7 @@ def refusal(module: nn.Module) -> str | None:
         )
     if kind is not None:
         inside = trainable(module)
-        return kind.refusal(module) or refusal_of_type(inside) if inside else None
+        return (kind.refusal(module) or refusal_of_type(inside)) if inside else None
     return refusal_to_train(module, own) if own else None
 
 
@@ -203,20 +208,22 @@ def refusal_of_weight(module: nn.Module) -> str | None:
             f"layer.parametrizations.eval(), use {remove}, or freeze it"
         )
     for hook in module._forward_pre_hooks.values():
-        for kind, hook_name, removal in HOOKS:
+        for kind, hook_name, advice in HOOKS:
             if isinstance(hook, kind):
                 weight: str = (
                     hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
                 )
                 return (
                     f"no per-example gradients of a layer whose {weight} is computed by "
-                    f"{hook_name}; use torch.nn.utils.{removal.format(weight)}, or freeze it"
+                    f"{hook_name}; {advice.format(weight)}, or freeze it"
                 )
     return None
 
 
 def check_initialized(model: nn.Module) -> None:
-    """Raise UnsupportedLayerError for a lazy module whose parameters have no shapes yet."""
+    """Raise UnsupportedLayerError for parameters without shapes (lazy modules), or that inference
+    mode made.
+    """
     for path, module in model.named_modules():
         if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise unsupported(
@@ -239,10 +246,11 @@ def check_sharing(model: nn.Module) -> None:
         layers = [m for m, _ in places if has_formulas(m) or kind_of(m) is not None]
         if len(places) > 1 and any(type(layer) not in SHARED for layer in layers):
             owner, own_name = places[0]
+            allowed = " and ".join(kind.__name__ for kind in SHARED)
             names = [name for name, p in _named(model) if p is owner._parameters[own_name]]
             raise UnsupportedLayerError(
-                f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding "
-                "may share; give each module its own, or freeze it"
+                f"{' and '.join(names)} are one shared parameter, which layers of torch other than "
+                f"{allowed} may not share; give each module its own, or freeze it"
             )
 
 
