@@ -23,6 +23,7 @@ from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, type_name, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
+from fedlsg.gradients.hooked_pass.parameters import named_by_all, trainable
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (
@@ -47,36 +48,6 @@ NOTHING = (
 )
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, by name, in model order.
-
-    A shared parameter has its first name, as in ``model.named_parameters()``. That function takes
-    three times as long, and this one is called several times in every step.
-    """
-    first: dict[int, tuple[str, nn.Parameter]] = {}
-    _collect(model, "", first)
-    return dict(first.values())
-
-
-def _collect(module: nn.Module, prefix: str, first: dict[int, tuple[str, nn.Parameter]]) -> None:
-    for name, p in module._parameters.items():
-        if p is not None and p.requires_grad and id(p) not in first:
-            first[id(p)] = prefix + name, p
-    for name, child in module._modules.items():
-        if child is not None:
-            _collect(child, f"{prefix}{name}.", first)
-
-
-def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """All parameters with their names; a shared one once for every name."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, parameter
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _named(child, f"{prefix}{name}.")
 
 
 def check_supported(model: nn.Module) -> None:
@@ -247,7 +218,7 @@ def check_sharing(model: nn.Module) -> None:
         if len(places) > 1 and any(type(layer) not in SHARED for layer in layers):
             owner, own_name = places[0]
             allowed = " and ".join(kind.__name__ for kind in SHARED)
-            names = [name for name, p in _named(model) if p is owner._parameters[own_name]]
+            names = [name for name, p in named_by_all(model) if p is owner._parameters[own_name]]
             raise UnsupportedLayerError(
                 f"{' and '.join(names)} are one shared parameter, which layers of torch other than "
                 f"{allowed} may not share; give each module its own, or freeze it"
