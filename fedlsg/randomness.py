@@ -20,13 +20,14 @@ import logging
 import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NoReturn
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 from jaxtyping import Bool, UInt
 from torch import Tensor
 
@@ -54,13 +55,15 @@ class SecretStream:
 
     Guarantee: without the key the bits are computationally indistinguishable from uniform ones. No
     draw is repeated: past 256 GiB (the cipher's block counter) it raises ValueError. It refuses to
-    be pickled, so that it cannot reach a checkpoint or a message.
+    be pickled, so that it cannot reach a checkpoint or a message. A fork's copy of it is erased.
     """
 
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError(f"expected a key of 32 bytes, got {len(key)}")
-        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
+        self._cipher: CipherContext | None = cipher.encryptor()
+        _STREAMS.add(self)
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
         """Independent draws that are true with ``probability``, exact to 2^-53; 1 is always
@@ -72,6 +75,8 @@ class SecretStream:
 
     def words(self, count: int, *, bits: Literal[16, 64] = 64) -> UInt[np.ndarray, " count"]:
         """Independent uniform words, for samplers that compute with integers only."""
+        if self._cipher is None:
+            raise ValueError("a forked process has no secret stream: make one in that process")
         size = bits // 8
         return np.frombuffer(self._cipher.update(bytes(size * count)), dtype=f"<u{size}")
 
@@ -79,6 +84,20 @@ class SecretStream:
         raise TypeError(
             "a SecretStream cannot be pickled: secret generators never leave their process"
         )
+
+
+_STREAMS = weakref.WeakSet[SecretStream]()
+"""The streams of this process."""
+
+
+def _erase_streams() -> None:
+    """In a forked process, erase the copies of its parent's streams."""
+    for stream in _STREAMS:
+        stream._cipher = None
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_erase_streams)
 
 
 def secret_stream() -> SecretStream:

@@ -48,6 +48,7 @@ def decoding_seconds(base: Base) -> float:
     """Seconds in which one worker decodes a row, now."""
     assert base.rows.ahead is not None
     rows = np.arange(MEASURED)
+    base.rows.ahead.workers.open()
     began = time.perf_counter()
     base.rows.ahead.expect(rows, MEASURED)
     base.rows.ahead[rows]

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedlsg.accounting.checks import checked_epsilon as checked_epsilon  # for own_loop
 from fedlsg.accounting.checks import (
     checked_log_ratio,
     checked_noise_multiplier,
@@ -28,9 +27,9 @@ from fedlsg.accounting.checks import (
 )
 
 LEAST_RATE, MOST_NOISE = 1e-30, 1e30
-"""Sample rate and noise multiplier at which an event beyond them is counted: that loses more."""
+"""A smaller rate is raised to it, a larger sigma lowered to it: both lose more privacy."""
 LEAST_NOISE = 1e-6
-"""Noise multiplier up to which epsilon of full batches, above 10^11, is not computed."""
+"""At or below this sigma full batches have an epsilon above 10^11: refused."""
 EVENTS_SHOWN = 4
 """Events that a message lists."""
 FINEST_LEVEL = 128.0
@@ -210,9 +209,10 @@ def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
 def coarsen(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
     """At most ``most`` different (q, sigma) that lose at least as much privacy.
 
-    They are on a grid of powers of two, 2^(k/n) for integers k, with the largest n that leaves so
-    few. Epsilon rises with q and falls with sigma, so q moves up and sigma down. The number of
-    steps stays, and so do the events themselves if they are few.
+    They are on a grid of powers of two, 2^(k/n) for integers k, with the first n (``level``) of 128
+    / 1.25^i that leaves so few. Epsilon rises with q and falls with sigma, so q moves up and sigma
+    down. Full batches become one event of one step; of others the number of steps stays. Few events
+    stay as they are.
     The events have no Lambda, and no noise multiplier below 1e-30.
     """
     fewer_events, level = events, FINEST_LEVEL

@@ -1,14 +1,17 @@
 """Carriers: how the gradients of a model's weights are sent, one class for each way.
 
-base              the base class, and which weights are carried
-low_rank          carriers of W, of W - W_0, or random ones; and none
-lora              trained factors next to a frozen W
-powersgd          factors of a noisy update
-probe             directions of gradients of public inputs
-own_carriers      carriers of a user's function
-personal          parameters that stay with each client
-parameter_layout  what each parameter of a model sends, as a table
-statistics        numbers of gradients that the papers show
+    base          the base class, and which weights are carried
+    low_rank      carriers of W, of W - W_0, or random ones; ``Dense``, without carriers
+    lora          trained factors next to a frozen W
+    powersgd      factors of a noisy update
+    probe         directions of gradients of public inputs: import its names from there
+    own_carriers  carriers of a user's function
+
+Helpers:
+
+    personal          parameters that stay with each client
+    parameter_layout  what each parameter of a model sends, as a table
+    statistics        numbers of gradients that the papers show
 """
 
 from fedlsg.carriers.base import (

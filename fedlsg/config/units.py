@@ -1,9 +1,9 @@
 """Units of privacy, which say what an epsilon protects: one object for each, found by its name.
 
 A new unit is one ``Unit`` in ``UNITS``. The setting, the plan of the noise, the ledger, the client
-and server steps, the audit, nodes and reports ask it: none of them knows a name. Any other word is
-the column that says whose a row is: its unit is a person (``unit_named``). Nothing here imports
-torch.
+and server steps, the audit, nodes and reports ask it: ask for its fields, not for its name. Any
+other word is the column that says whose a row is: its unit is a person (``unit_named``). Conditions
+of rules, such as ``not chooses``, are ``FACTS`` of ``rule_checker``. Nothing here imports torch.
 
 Symbols: q the Poisson rate of an example, C the clip norm, sigma noise over C, k examples of one
 client.
@@ -70,15 +70,13 @@ def rules_of_whole(name: str) -> tuple[Rule, ...]:
             "updates are added up, and factors do not add up: take unit=example",
             of=of,
         ),
-        needs(
-            "not chooses",
-            "a client would act on a round that it is not charged for: take unit=example",
-            of=of,
-        ),
-        needs(
-            "not memory",
-            "a client would act on a round that it is not charged for: take unit=example",
-            of=of,
+        *(
+            needs(
+                condition,
+                "a client would act on a round that it is not charged for: take unit=example",
+                of=of,
+            )
+            for condition in ("not chooses", "not memory")
         ),
         idle_unless(
             "private", "mechanism={mechanism} has no epsilon: leave unit out", of=f"unit={name}"
@@ -104,7 +102,7 @@ OF_PERSONS = (
         of="unit!=example and persons",
     ),
 )
-"""Rules of every unit that is a person."""
+"""Rules of every unit that is a person. Its column has any name, so the setting takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +113,15 @@ class Unit:
     protects: what an epsilon protects, in words after "epsilon of".
     meaning: what an epsilon means, in sentences.
     level: a word that reports add; "" for the unit of one example.
-    needs: rules of its own, each with ``of="unit=NAME"`` or more.
+    own_rules: each with ``of="unit=NAME"`` or more.
     whole: whether it is a client with all of its data. Updates are then clipped whole, and get
         noise from their client.
     persons: whether it is a person. A batch then draws persons, and each one's gradient is clipped
         once (``training.persons``): N_k and q count persons, and all else is as for one example.
-    examples: k, of a unit that is any k examples of one client. A batch has one of them or more
-        with probability 1 - (1 - q)^k, and they move the sum by k C at most. The Gaussian mechanism
-        with that rate and distance dominates (Choquette-Choo et al. 2024, mixtures of Gaussians),
-        so a ledger is charged with this rate, and with sigma / k.
+    examples: k, of a unit that is any k examples of one client (none of ``UNITS`` with k > 1). A
+        batch has one of them or more with probability 1 - (1 - q)^k, and they move the sum by k C
+        at most. The Gaussian mechanism with that rate and distance dominates (Choquette-Choo et al.
+        2024, mixtures of Gaussians), so a ledger is charged with this rate, and with sigma / k.
     at_server: whether noise is added to the sum of whole updates, by a server that is trusted with
         updates without noise.
     sample_rate: the probability of each client to be in a round, independently of the others, by
@@ -134,7 +132,7 @@ class Unit:
     protects: str
     meaning: str
     level: str = ""
-    needs: tuple[Rule, ...] = ()
+    own_rules: tuple[Rule, ...] = ()
     whole: bool = False
     persons: bool = False
     examples: int = 1
@@ -144,8 +142,8 @@ class Unit:
     def __post_init__(self) -> None:
         if not 0 < self.sample_rate <= 1 or self.examples < 1 or (self.whole and self.examples > 1):
             raise ValueError(
-                f"expected 0 < {self.sample_rate=} <= 1, {self.examples=} >= 1, and 1 of whole "
-                "clients"
+                f"expected 0 < {self.sample_rate=} <= 1, and {self.examples=} >= 1 (1 of whole "
+                "clients)"
             )
         if not self.at_server and self.sample_rate < 1:
             raise ValueError(
@@ -165,14 +163,14 @@ class Unit:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of the unit, with those of all whole clients or of several examples."""
+        """The rules that hold under its name; of persons, see ``OF_PERSONS``."""
         if self.whole:
-            return (*rules_of_whole(self.name), *self.needs)
+            return (*rules_of_whole(self.name), *self.own_rules)
         if self.examples == 1:
-            return self.needs
+            return self.own_rules
         of, why = f"unit={self.name}", "it is proved for single examples: take unit=example"
         conditions = ("trust!=secure", "sampling=poisson", "not prunes_by_data")
-        return (*self.needs, *(needs(condition, why, of=of) for condition in conditions))
+        return (*self.own_rules, *(needs(condition, why, of=of) for condition in conditions))
 
     def steps(self, local_steps: int) -> int:
         """Releases of a client in a round."""
@@ -209,12 +207,12 @@ CLIENT = Unit(
     whole=True,
     meaning="With unit=client, epsilon protects one client with all of its data: with its data or "
     "without, whatever an observer concludes is at most e^epsilon times as likely, except "
-    "with probability delta. Epsilons of the two units are not comparable. For one example "
-    "of a client that stays, the clipped update may turn round: count with half of the "
+    "with probability delta. Epsilons of the two units are not comparable. One example of a "
+    "client that stays can change the clipped update by up to 2 C: for it, count with half of the "
     "noise multiplier.",
 )
 UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
-"""All units, by name."""
+"""The named units; units of persons are made by ``unit_named``."""
 
 
 LONGEST_NAME = 100

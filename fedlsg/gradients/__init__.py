@@ -25,12 +25,12 @@ from fedlsg.gradients.formulas.layers import LAYERS, Factors, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.hooked_pass.model_facts import check
+from fedlsg.gradients.hooked_pass.parameters import trainable
 from fedlsg.gradients.hooked_pass.precision import FLOAT32, Precision, without_autocast
 from fedlsg.gradients.hooked_pass.supported import (
     Checked,
     check_initialized,
     check_supported,
-    trainable,
 )
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.per_example import (

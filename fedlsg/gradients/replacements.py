@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.hooked_pass.supported import check_supported, refusal, trainable
+from fedlsg.gradients.hooked_pass.parameters import trainable
+from fedlsg.gradients.hooked_pass.supported import check_supported, refusal
 
 GROUPS = 32
 """Groups of a GroupNorm that replaces a BatchNorm, at most."""

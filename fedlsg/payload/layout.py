@@ -27,14 +27,14 @@ Version 2, where indices are sent or values take no fixed number of bytes:
     7       1     zero
     8       4     round
     12      16    first half of the frame's digest
-    28      4 n   size of the index section and the section, in modes 1, 3; 8 bytes of its SHA-256
-            in mode 2
+    28      4 + n size n of the index section and the section, in modes 1, 3; 8 bytes of its
+                  SHA-256 in mode 2
     ...           values
     end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and
             everything before, cut
 
-All numbers are little-endian. Indices: the cheapest of six forms, chosen block by block, each after
-one form byte.
+All numbers are little-endian. Indices: the cheapest of seven forms, chosen block by block, each
+after one form byte.
 
     0 all                    nothing
     1 bitmap                 a bit a coordinate, the first in the byte's highest bit
@@ -165,7 +165,7 @@ def chosen_positions(message: bytes, shapes: Sequence[Shape], most: int) -> Int[
 
 
 def indices_held(message: bytes) -> bytes | None:
-    """Digest of the index section of an own payload; None if it has no such section."""
+    """Digest of the index section of a payload that this process packed; None without one."""
     if len(message) < COMPACT.size + CHECKSUM_BYTES or message[4] != COMPACT_VERSION:
         return None
     place = COMPACT.size
@@ -202,7 +202,7 @@ def decode_indices(
 
     ``most``: the most positions; None for all.
     Guarantee: whatever the bytes are, memory is in proportion to the shapes or, with ``most``, to
-    that and the stream.
+    ``most`` plus the stream's length.
     Raises ValueError for bytes that no encoder makes.
     """
     starts = _starts(shapes)
@@ -245,16 +245,17 @@ def read_chosen(
     Raises ValueError for bytes that no encoder makes.
     """
     longest = section_bound(shapes, most)
-    length = int.from_bytes(body[:4], "little") if len(body) >= 4 else longest + 1
-    if not length <= min(longest, len(body) - 4):
+    start = LENGTH.size
+    length = LENGTH.unpack_from(body)[0] if len(body) >= start else longest + 1
+    if not length <= min(longest, len(body) - start):
         raise ValueError(
             f"payload indices: expected a section of {longest} bytes at most that the payload holds"
         )
-    section = body[4 : 4 + length]
+    section = body[start : start + length]
     positions = decode_indices(section, shapes, most)
     if encode_indices(positions, shapes) != section:
         raise ValueError("payload indices: not in their cheapest form")
-    return positions, body[4 + length :]
+    return positions, body[start + length :]
 
 
 def digest_of(section: bytes) -> bytes:
@@ -289,7 +290,7 @@ def _gaps(form: int, ascending: np.ndarray) -> bytes:
     gaps = np.diff(ascending, prepend=-1) - 1
     if len(gaps) and int(gaps.max()) >= 128:
         body = b"".join(leb128(int(gap)) for gap in gaps)
-    else:
+    else:  # LEB128 of a number below 128 is one byte
         body = gaps.astype(np.uint8).tobytes()
     return bytes([form]) + leb128(len(body)) + body
 

@@ -1,7 +1,7 @@
 """Norms of examples' gradients, and the factors by which the clip scales them.
 
-Inputs are per-example gradients, one tensor for each block of a frame. Symbol: C clip norm. The
-sums of scaled gradients are in ``clip``.
+Inputs are per-example gradients times ``Block.weight``, one tensor for each block of a frame.
+Symbol: C clip norm. The sums of scaled gradients are in ``clip``.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Gradients = Sequence[Tensor | GhostGradients]
 
 def clip_norms(
     gradients: Gradients, mechanism: Mechanism, *, exact: bool = False
-) -> Float[Tensor, "rows batch"]:
+) -> Float[Tensor, "clips batch"]:
     """The norms that the clip compares with C, in float64: one row for a joint clip of all blocks,
     else one row for each block.
 
@@ -40,7 +40,8 @@ def norms_of(
 ) -> Float[Tensor, " batch"]:
     """L2 norm of each example's part of a block, in float64.
 
-    It is an upper bound for ``GhostGradients``, and for large blocks on a GPU unless ``exact``.
+    It is an upper bound for ``GhostGradients``, and for large float32 blocks on a GPU unless
+    ``exact``.
     """
     if isinstance(block, GhostGradients):
         return block.norms()
@@ -81,8 +82,8 @@ def clip_parts(
 
     For methods that split a gradient into an embedding in few coordinates and the rest that these
     do not reach. Without a ``part_norm`` nothing is scaled.
-    ``units``: a tensor for each block, its clip weight applied. Rows that are not finite stay so:
-    the joint clip drops them.
+    Rows that are not finite stay so: the joint clip, which follows, drops them. It also bounds the
+    norm, so that rounding needs no margin here.
     """
     bound = frame.part_norm
     if bound is None:

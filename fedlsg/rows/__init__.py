@@ -1,9 +1,9 @@
 """Rows of a user's data: made one at a time, with secret draws of their own, and collated by shape.
 
-User code that makes a row never sees another one, so the row cannot depend on other rows. Its
-random numbers come from a keyed stream (``draws``), whatever it seeds itself (``seeds``). Rows of
-one shape share a pass; with ``Padding`` a row grows to the next of a public list of lengths, by its
-own length alone. Data that have a row more than once are refused (``origin``).
+User code makes one row a call. If it keeps nothing between calls, the row does not depend on other
+rows. Its random numbers come from a keyed stream (``draws``), whatever it seeds itself (``seeds``).
+Rows of one shape share a pass; with ``Padding`` a row grows to the next of a public list of
+lengths, by its own length alone. Data that have a row more than once are refused (``origin``).
 
     origin        refuses a row that comes twice, also through Subset and ConcatDataset
     row_memory    the bytes of a row in memory or in a mapped file

@@ -102,6 +102,10 @@ class OneByOne:
         self._kept: dict[int, Row] = {}
         self.find_generators()
         self._workers = RowWorkers(copy(self._keyed), workers, start=start) if workers else None
+        self._open_workers()
+
+    def _open_workers(self) -> None:
+        """Start the workers, also in place of lost ones; never after a batch is drawn."""
         if self._workers is not None:
             self._workers.open()
 
@@ -113,8 +117,10 @@ class OneByOne:
 
     def draw_from(self, stream: SecretStream | None) -> None:
         """Begin a step, whose draws come from this stream; or end it, and keep no key."""
-        self._draws.stream = stream
         self._keys, self._kept = {}, {}
+        if stream is not None:
+            self._open_workers()
+        self._draws.stream = stream
 
     def rows(self, positions: Positions, key: bytes | None = None) -> list[Row]:
         """The rows of the positions, in their order, made in this process.
@@ -193,6 +199,8 @@ class OneByOne:
 
     def _each(self, places: Sequence[int]) -> Generator[Row, None, None]:
         """The rows of the places, one after the other, each with the key of its draws."""
+        if self._draws.stream is None:  # outside of a step
+            self._open_workers()
         keys = self._keys_of(places)
         if self._workers is not None:
             self._workers.begin(zip(places, keys, strict=True), room=AHEAD)

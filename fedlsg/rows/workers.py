@@ -2,8 +2,10 @@
 
 The step gives the list of its rows, in their order. Workers get the number of a row and, for rows
 with random draws, the key of this row's draws. The batch, the stream that keys come from, and noise
-stay in the process of the client: no secret stream can be pickled. Messages go through pipes
-between a process and its own children, never through files or arguments of a command.
+stay in the process of the client. No secret stream can be pickled, and a fork copies none. Workers,
+also replacements of lost ones, start by ``open`` alone: call it before a step draws its batch.
+Messages go through pipes between a process and its own children, never through files or arguments
+of a command.
 """
 
 import os
@@ -22,11 +24,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-Ask = TypeVar("Ask")
-Made = TypeVar("Made")
+Request = TypeVar("Request")
+Row = TypeVar("Row")
 Start = Literal["fork", "spawn"]
 
-AT_ONCE = 8
+ROWS_PER_MESSAGE = 8
 """Most rows that a worker makes for one message."""
 
 
@@ -34,10 +36,10 @@ class LostWorkerError(RuntimeError):
     """A process that made rows ended. Its batch was charged, and is not drawn again."""
 
 
-class RowWorkers(Generic[Ask, Made]):
+class RowWorkers(Generic[Request, Row]):
     """Processes that make rows.
 
-    make: makes a row from its name: a number, or a number and a key.
+    make: makes a row from its request: a number, or a number and a key.
     count: number of the processes.
     start: how they start; None is "fork" on Linux, else "spawn", for which ``make`` must be
         picklable.
@@ -46,30 +48,30 @@ class RowWorkers(Generic[Ask, Made]):
     """
 
     def __init__(
-        self, make: Callable[[Ask], Made], count: int, *, start: Start | None = None
+        self, make: Callable[[Request], Row], count: int, *, start: Start | None = None
     ) -> None:
         if count < 1:
             raise ValueError(f"expected {count=} >= 1 workers")
         start = start or ("fork" if sys.platform == "linux" else "spawn")
         self._make, self.count, self._context = make, count, get_context(start)
         self._pool: ProcessPoolExecutor | None = None
-        self._left: deque[Ask] = deque()
-        self._running: deque[tuple[int, Future[list[Made]]]] = deque()
-        self._made: deque[Made] = deque()
+        self._left: deque[Request] = deque()
+        self._running: deque[tuple[int, Future[list[Row]]]] = deque()
+        self._made: deque[Row] = deque()
         self._room = 0
 
     def open(self) -> None:
         """Start the processes, unless they run.
 
-        Call it before secrets are drawn, which a fork would copy. Raises ValueError for a ``make``
-        that cannot be sent to another process.
+        Call it before a batch is drawn, which a fork would copy; nothing else starts processes.
+        Raises ValueError for a ``make`` that cannot be sent to another process.
         """
         if self._pool is not None:
             return
         pool = ProcessPoolExecutor(
             self.count,
             mp_context=self._context,
-            initializer=_begin,
+            initializer=_start_worker,
             initargs=(self._make, os.getpid()),
         )
         with warnings.catch_warnings():
@@ -89,27 +91,33 @@ class RowWorkers(Generic[Ask, Made]):
                 ) from error
         self._pool = pool
 
-    def begin(self, asks: Iterable[Ask], room: int) -> None:
+    def begin(self, requests: Iterable[Request], room: int) -> None:
         """Begin to make these rows, and forget all earlier ones.
 
-        ``room``: most rows that are made, or in work, and not taken yet.
+        ``room``: most rows that are made, or in work, and not taken yet; at least two a worker.
+        Raises LostWorkerError unless workers run.
         """
-        self.open()
+        if self._pool is None:
+            raise LostWorkerError("no worker runs: ``open`` starts them, before a batch is drawn")
         for _, future in self._running:
             future.cancel()
-        self._left, self._running, self._made = deque(asks), deque(), deque()
+        self._left, self._running, self._made = deque(requests), deque(), deque()
         self._room = max(room, 2 * self.count)
         self._send()
 
-    def take(self, count: int) -> list[Made]:
-        """The next rows. Raises LostWorkerError if a worker was lost, and what ``make`` raised."""
+    def take(self, count: int) -> list[Row]:
+        """The next rows.
+
+        Raises LostWorkerError if a worker was lost, what ``make`` raised, and IndexError if fewer
+        are left.
+        """
         while len(self._made) < count:
             _, future = self._running.popleft()
             try:
                 self._made.extend(future.result())
             except BrokenProcessPool:
                 self.close()
-                raise LostWorkerError(_ended(self.count)) from None
+                raise LostWorkerError(_lost_worker_message(self.count)) from None
             self._send()
         taken = [self._made.popleft() for _ in range(count)]
         self._send()
@@ -125,21 +133,21 @@ class RowWorkers(Generic[Ask, Made]):
     def _send(self) -> None:
         """Give rows to the workers until ``room`` is full."""
         assert self._pool is not None
-        size = max(1, min(AT_ONCE, self._room // (2 * self.count)))
+        size = max(1, min(ROWS_PER_MESSAGE, self._room // (2 * self.count)))
         held = len(self._made) + sum(count for count, _ in self._running)
         while self._left and held < self._room:
-            asks = list(islice(self._left, size))
-            for _ in asks:
+            requests = list(islice(self._left, size))
+            for _ in requests:
                 self._left.popleft()
             try:
-                self._running.append((len(asks), self._pool.submit(_make_all, asks)))
+                self._running.append((len(requests), self._pool.submit(_make_all, requests)))
             except BrokenProcessPool:
                 self.close()
-                raise LostWorkerError(_ended(self.count)) from None
-            held += len(asks)
+                raise LostWorkerError(_lost_worker_message(self.count)) from None
+            held += len(requests)
 
 
-def _ended(count: int) -> str:
+def _lost_worker_message(count: int) -> str:
     """The message for a lost worker of ``count``."""
     return (
         f"one of {count} workers that make rows ended before its rows were made: something killed "
@@ -152,7 +160,7 @@ _make: Callable[[Any], Any] | None = None
 """The function that makes a row, in a worker; None elsewhere."""
 
 
-def _begin(make: Callable[[Any], Any], parent: int) -> None:
+def _start_worker(make: Callable[[Any], Any], parent: int) -> None:
     """Make this process a worker: it has one thread, ignores an interruption, and ends with its
     parent.
     """
@@ -175,7 +183,7 @@ def _ready() -> None:
     assert _make is not None
 
 
-def _make_all(asks: Sequence[Any]) -> list[Any]:
-    """The rows of these names."""
+def _make_all(requests: Sequence[Any]) -> list[Any]:
+    """The rows of these requests."""
     assert _make is not None
-    return [_make(ask) for ask in asks]
+    return [_make(request) for request in requests]

@@ -38,6 +38,7 @@ from fedlsg.secure_sum.keys import (
     sign,
     split,
 )
+from fedlsg.secure_sum.stored_state import read_state, write_state
 from fedlsg.secure_sum.terms import STAGES, SecureSumError, Terms
 
 
@@ -323,14 +324,14 @@ class Client:
         """
         answers = [part for pair in self._answers for part in pair]
         heard = [self._roster, self._delivery, self._told]
-        return wire.write_state(self.terms, self.client, [self._root or b"", *heard, *answers])
+        return write_state(self.terms, self.client, [self._root or b"", *heard, *answers])
 
     @classmethod
     def restore(cls, terms: Terms, client: int, stored: bytes) -> Self:
         """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or
         another client.
         """
-        root, roster, delivery, told, *pairs = wire.read_state(terms, client, stored)
+        root, roster, delivery, told, *pairs = read_state(terms, client, stored)
         restored = cls(terms, client, root or bytes(KEY_BYTES))
         if root and roster:
             restored._make_shares(roster)

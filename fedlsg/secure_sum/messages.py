@@ -1,4 +1,4 @@
-"""The nine messages of an attempt as bytes, parsed strictly; and the stored state of a client.
+"""The nine messages of an attempt as bytes, parsed strictly.
 
     up    keys       share key 32, mask key 32, commitment to the self-mask seed 32
     down  roster     clients that announced keys; of each other one: share key 32, mask key 32
@@ -10,7 +10,7 @@
     up    tags       for each other survivor: a tag on the digest of the roster and these two sets,
           16
     down  request    clients that sent tags; of each other one: its tag for the receiver, 16
-    up    answer     that digest; of each survivor in the closed neighbourhood a share of its
+    up    answer     that digest, 32; of each survivor in the closed neighbourhood a share of its
                      self-mask seed, 32; of each neighbour that sent shares and did not survive a
                      share of its mask key, 32
 
@@ -18,13 +18,12 @@ Numbers are sizes in bytes. Every message has a magic (4), the version (1), the 
 that sends or receives it (4), the digest of the terms (16), the body, and the SHA-256 of all that
 (16). A set of clients is one bit for each client of the terms. A table is a count (2), then for
 each entry a client (4) and a fixed number of bytes, clients ascending. The checksum finds damage;
-it is no signature. A stored state has a magic, version, client, terms, parts with their lengths,
-and a checksum.
+it is no signature.
 """
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
 
 
 def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
-    """The words of ``pack_bits``.
+    """The words of ``pack_bits``; a view of ``packed`` if they have the full width.
 
     SecureSumError for another number of bytes, or bits after the last value that are not 0.
     """
@@ -98,13 +97,12 @@ class Announced(NamedTuple):
         """Both public keys."""
         return self.share_key + self.mask_key
 
-    def gave(self, secret: bytes, what: str, terms: bytes, owner: int) -> bool:
-        """Whether a secret ("mask key", or self-mask seed) is the one of this announcement.
+    def is_mask_key(self, secret: bytes) -> bool:
+        """Whether a secret is the mask key of this announcement."""
+        return public_bytes(private_key(secret)) == self.mask_key
 
-        ``terms``: their digest; ``owner``: the client that announced.
-        """
-        if what == "mask key":
-            return public_bytes(private_key(secret)) == self.mask_key
+    def is_self_mask_seed(self, secret: bytes, terms: bytes, owner: int) -> bool:
+        """Whether a secret is the ``owner``'s self-mask seed; ``terms``: their digest."""
         return commitment_to(secret, terms, owner) == self.commitment
 
 
@@ -149,14 +147,14 @@ def read(message: bytes, kind: int, client: int, terms: Terms, *, least: int, mo
             f"{name}: expected {least + OVERHEAD} to {most + OVERHEAD} bytes, got {len(message)}"
         )
     wanted = (MAGIC, VERSION, kind, client, terms.digest[:16])
-    for field, due, got in zip(
+    for field, expected, got in zip(
         ("magic", "version", "kind", "client", "digest of the terms"),
         wanted,
         HEADER.unpack_from(message),
         strict=True,
     ):
-        if due != got:
-            raise SecureSumError(f"{name}: expected {field} {_text(due)}, got {_text(got)}")
+        if expected != got:
+            raise SecureSumError(f"{name}: expected {field} {_text(expected)}, got {_text(got)}")
     view = memoryview(message)
     if (
         hashlib.sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES]
@@ -180,7 +178,8 @@ def write_set(members: Collection[int], terms: Terms) -> bytes:
 def read_set(bits: bytes, terms: Terms, *, of: str) -> frozenset[int]:
     """The members of a set.
 
-    SecureSumError for bits of no client, and for fewer than m members. ``of``: the name of the set.
+    SecureSumError for bits of no client, and for fewer than ``min_survivors`` members. ``of``: the
+    name of the set.
     """
     number = int.from_bytes(bits, "little")
     if number >> len(terms.clients):
@@ -218,15 +217,17 @@ def write_table(entries: Mapping[int, bytes]) -> bytes:
     return _COUNT.pack(len(rows)) + b"".join(rows)
 
 
-def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dict[int, bytes]:
-    """The entries of a table that must have exactly the clients ``due``; ``of``: its name.
+def read_table(body: bytes, width: int, expected: Collection[int], *, of: str) -> dict[int, bytes]:
+    """The entries of a table that must have exactly the clients ``expected``; ``of``: its name.
 
     Raises SecureSumError for another length, a repeated, unordered, unexpected or missing client.
     """
-    if len(body) != table_bytes(len(due), width) or _COUNT.unpack_from(body)[0] != len(due):
+    if len(body) != table_bytes(len(expected), width) or _COUNT.unpack_from(body)[0] != len(
+        expected
+    ):
         raise SecureSumError(
-            f"{of}: expected {len(due)} entries in {table_bytes(len(due), width)} bytes, got "
-            f"{len(body)} bytes"
+            f"{of}: expected {len(expected)} entries in {table_bytes(len(expected), width)} bytes, "
+            f"got {len(body)} bytes"
         )
     entries: dict[int, bytes] = {}
     last = -1
@@ -237,7 +238,7 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
                 f"{of}: expected clients in ascending order without repeats, got {client} behind "
                 f"{last}"
             )
-        if client not in due:
+        if client not in expected:
             raise SecureSumError(
                 f"{of}: client {client} is not expected here: no neighbour, or not in this stage"
             )
@@ -266,32 +267,3 @@ def sets_digest(
 def _text(value: object) -> str:
     """A header field for a message."""
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-STATE = struct.Struct("<4sBI32s")
-STATE_MAGIC, STATE_VERSION = b"FLSC", 2
-_LENGTH = struct.Struct("<Q")
-
-
-def write_state(terms: Terms, client: int, parts: Sequence[bytes | None]) -> bytes:
-    """The bytes of a stored state with these parts; None is written as an empty one."""
-    body = b"".join(_LENGTH.pack(len(part or b"")) + (part or b"") for part in parts)
-    state = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest) + body
-    return state + hashlib.sha256(state).digest()
-
-
-def read_state(terms: Terms, client: int, stored: bytes) -> list[bytes]:
-    """The parts of a stored state.
-
-    SecureSumError for bytes that ``write_state`` did not make for these terms and this client.
-    """
-    state, checksum = stored[:-32], stored[-32:]
-    due = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest)
-    if state[: STATE.size] != due or hashlib.sha256(state).digest() != checksum:
-        raise SecureSumError("stored state: damaged, or of other terms or of another client")
-    parts, start = [], STATE.size
-    while start < len(state):
-        (length,) = _LENGTH.unpack_from(state, start)
-        parts.append(state[start + _LENGTH.size : start + _LENGTH.size + length])
-        start += _LENGTH.size + length
-    return parts

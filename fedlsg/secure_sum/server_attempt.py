@@ -11,6 +11,7 @@ refused, have dropped out; ``refused`` has the reasons.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -66,14 +67,15 @@ def remove_masks(
     for a secret that its owner did not announce, unless several holders lie.
     """
     wrong: set[int] = set()
-    self_seeds = [
-        _reconstruct("self-mask seed", owner, shares, terms, announced, wrong)
-        for owner, shares in seeds.items()
-    ]
-    mask_keys = {
-        owner: private_key(_reconstruct("mask key", owner, shares, terms, announced, wrong))
-        for owner, shares in keys.items()
-    }
+    self_seeds = []
+    for owner, shares in seeds.items():
+        is_seed = partial(announced[owner].is_self_mask_seed, terms=terms.digest, owner=owner)
+        self_seeds.append(_reconstruct("self-mask seed", owner, shares, terms, is_seed, wrong))
+    mask_keys = {}
+    for owner, shares in keys.items():
+        is_key = announced[owner].is_mask_key
+        secret = _reconstruct("mask key", owner, shares, terms, is_key, wrong)
+        mask_keys[owner] = private_key(secret)
     add_masks(words, ((seed, -1) for seed in self_seeds))
     for gone, key in mask_keys.items():
         # its pair masks with survivors, whose vectors are in the sum
@@ -91,11 +93,11 @@ def _reconstruct(
     owner: int,
     shares: Mapping[int, bytes],
     terms: Terms,
-    announced: Mapping[int, Announced],
+    is_secret: Callable[[bytes], bool],
     wrong: set[int],
 ) -> bytes:
-    """The secret ``what`` of an owner from its shares; a holder whose share was wrong is added to
-    ``wrong``.
+    """The secret ``what`` that the owner announced (``is_secret``), from its shares; a holder whose
+    share was wrong is added to ``wrong``.
 
     First without the shares of holders in ``wrong``, if h others are left; they may be wrong for
     one owner only, who dealt them so. Each time with all shares, and then without each one of the
@@ -109,7 +111,7 @@ def _reconstruct(
         for suspect in (None, *suspects):
             others = {point: share for point, share in candidates.items() if point != suspect}
             secret = combine(others, threshold, whose)
-            if announced[owner].gave(secret, what, terms.digest, owner):
+            if is_secret(secret):
                 if suspect is not None:
                     wrong.add(suspect)
                 return secret

@@ -37,16 +37,18 @@ LayerRates = Literal["equal", "fan-in"]
 LearningRate = Annotated[
     float,
     Setting(
-        "Learning rate of the server; auto: by the rule; x0.5: half of the one without it.",
+        "Learning rate of the server; auto: by the rule; x0.5: half of the default.",
         above=0,
         below=math.inf,
     ),
 ]
 NormsRate = Annotated[
-    float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)
+    float,
+    Setting("Learning rate of norm layers, if not learning_rate.", above=0, below=math.inf),
 ]
 ClassifierRate = Annotated[
-    float, Setting("Learning rate of the classifier, if another.", above=0, below=math.inf)
+    float,
+    Setting("Learning rate of the classifier, if not learning_rate.", above=0, below=math.inf),
 ]
 FinalRate = Annotated[
     float,
@@ -89,7 +91,7 @@ class ServerOptimizer:
         r x r core (unbiased only without a mask).
     optimizer: a class of torch.optim, or ``Yogi``.
     learning_rate: in the first round.
-    final_learning_rate: at the end of the run; 0 if None.
+    final_learning_rate: where the schedule ends, one update after the last; 0 if None.
     schedule: from the first to the final learning rate. "step": in three equal drops, at ``STEPS``
         of the run.
     norms_learning_rate, classifier_learning_rate: replace ``learning_rate`` for their groups and
@@ -128,12 +130,12 @@ class ServerOptimizer:
         check_declared(self)
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(
-                f"optimizer {self.optimizer!r} has a memory of its own: it takes no "
+                f"optimizer {self.optimizer!r} has no setting momentum, as sgd has: it takes no "
                 f"momentum={self.momentum}{_as_option(self.optimizer, self.momentum)}"
             )
         options = self.options
-        # torch takes half a second to build one
-        if self.optimizer not in SHORT.values() or options:
+        # torch takes half a second to build one; those of ``SHORT`` are valid without options
+        if options or self.optimizer not in SHORT.values():
             check_options(
                 self.optimizer,
                 lr=self.learning_rate,
@@ -266,10 +268,11 @@ def server_step(
 ) -> None:
     """One server update: divide by a constant, lift by Eq. 3 (Ito et al. 2023), step the optimizer.
 
-    divisor: public and fixed before the run (clients a round times q times the declared mean N_k).
-        It must not depend on which clients reply, or on a batch.
-    scheduler: None for any torch optimizer. Then every parameter's ``.grad`` is written before the
-        step, and stays.
+    divisor: public and fixed before the run: clients a round times q times the declared mean N_k,
+        or clients a round alone at client level. It must not depend on which clients reply, or on a
+        batch.
+    scheduler: None if the optimizer is the user's own. Then every parameter's ``.grad`` is written
+        before the step, and stays.
     Raises ValueError for a divisor that is not positive.
     """
     if not 0 < divisor < math.inf:
@@ -293,7 +296,7 @@ def server_step(
             values,
             {name: rates[id(p)] for name, p in parameters.items()},
             averaged=averaged,
-        )
+        )  # no gradients: ``optimizer.step`` changes nothing, and the scheduler counts it
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             p = parameters[name]

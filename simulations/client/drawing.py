@@ -50,6 +50,7 @@ def draws(base: Base, partition: int, round: int) -> Iterator[None]:
     their mixture. In the test mode the draws are the same on every engine (and a run is NOT
     PRIVATE).
     """
+    _open_workers(base)
     restored_here = base.device not in _RESTORED_OUTSIDE
     with own_draws(base.device) if restored_here else nullcontext():
         seed = secrets.randbits(63)
@@ -57,6 +58,12 @@ def draws(base: Base, partition: int, round: int) -> Iterator[None]:
             seed = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
         seed_draws(seed, base.device)
         yield
+
+
+def _open_workers(base: Base) -> None:
+    """Start the processes that decode rows, before secrets are drawn, which a fork would copy."""
+    if base.rows.ahead is not None:
+        base.rows.ahead.workers.open()
 
 
 def sampler_of(base: Base, account: ClientAccount, entry: Entry) -> SecretStream | ShuffledBatches:
@@ -106,8 +113,7 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     sum by more than its sensitivity; only the test mode, and methods without an epsilon, have them.
     """
     s, augment = base.settings, base.rows.augment
-    if base.rows.ahead is not None:
-        base.rows.ahead.workers.open()  # before secrets are drawn, which a fork would copy
+    _open_workers(base)
     changes = None
     if augment is not None:
         generator = torch.Generator().manual_seed(secrets.randbits(63))

@@ -55,7 +55,9 @@ OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
 """The records of fedlsg in a message."""
 
 MAX_NORM_DEVIATIONS = 10.0
-"""Standard deviations of the noise's norm, above its mean, from which a payload is rejected."""
+"""How far above its mean the noise's norm may be, in standard deviations of one value: it has
+about 1 / sqrt(2) of one itself.
+"""
 
 State = dict[str, Tensor]
 """A state_dict."""
@@ -102,7 +104,7 @@ class RoundTerms:
             clients=clients,
             min_survivors=self.min_survivors,
             colluders=self.colluders,
-            expected_examples=clients,
+            expected_examples=clients,  # one a client, as an update is clipped whole
             releases=self.rounds,
             delta=self.delta,
         )
@@ -129,7 +131,7 @@ class RoundTerms:
             raise ValueError(
                 f"expected 1 <= colluders={self.colluders} < min_survivors={self.min_survivors}"
             )
-        # m - t clients that are there and do not collude then have all of the noise
+        # min_survivors - colluders clients, who do not collude, then have all of the noise
         share = 1 / math.sqrt(self.min_survivors - self.colluders)
         mechanism = replace(method.mechanism, noise_share=share, colluders=self.colluders)
         return replace(method, mechanism=mechanism)
@@ -141,7 +143,7 @@ def _needs_only_weights(method: Method) -> bool:
     return (
         isinstance(carrier, (Dense, LowRank, RandomCarriers))
         and not isinstance(carrier, LowRankChange)
-        and carrier.residual
+        and carrier.residual  # else W is cut to rank r before the round
         and method.mask.ranking != "gradients"
         and not method.prune.active
         and not method.personal
@@ -260,7 +262,7 @@ class Round:
         check_state(model, before)
         model.load_state_dict(before)
         parameters, carried = trainable(model), carried_parameters(model, method.carrier)
-        # without ``start``: a layer that mixes examples is no fault in a client's whole update
+        # not by ``PublicState.start``, which refuses layers that mix examples: no fault here
         state = PublicState(
             model=model,
             method=method,

@@ -1,17 +1,16 @@
-"""A model's layers and the scale of its inputs in plain torch, for a folder that needs no fedlsg.
+"""A model's layers and its inputs in plain torch, for a folder that needs no fedlsg.
 
 They are in the ``load.py`` of an exported model.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 LONGEST = 20_000
-"""The most letters of a description that is kept."""
+"""The most characters of a description that is kept."""
 LOADER = '''"""The model of a fedlsg run in plain torch: ``from load import model, prepare``.
 
 model      has the weights that the accuracy of the run was measured with
@@ -54,10 +53,10 @@ def source_of(model: nn.Module) -> str | None:
     """
     try:
         source = _source(model)
-        built = eval(source, {"nn": nn, "OrderedDict": OrderedDict})  # names of torch.nn alone
+        built = eval(source, {"__builtins__": {}, "nn": nn, "OrderedDict": OrderedDict})
     except Exception:
         return None
-    shapes = [{k: v.shape for k, v in one.state_dict().items()} for one in (model, built)]
+    shapes = [{k: v.shape for k, v in m.state_dict().items()} for m in (model, built)]
     return source if repr(built) == repr(model) and shapes[0] == shapes[1] else None
 
 
@@ -72,25 +71,17 @@ def _source(module: nn.Module) -> str:
     return f"nn.{module!r}"
 
 
-def scale_of(prepare: Callable[..., Any]) -> Mapping[str, Any] | None:
-    """Offset and scale of inputs ``(stored - offset) * scale``, as lists or numbers.
-
-    None for another function.
-    """
-    given = prepare.keywords if isinstance(prepare, partial) else {}
-    offset, scale = given.get("offset"), given.get("scale")
-    if not (isinstance(offset, Tensor) and isinstance(scale, Tensor)):
-        return None
-    return {"offset": offset.tolist(), "scale": scale.tolist()}
-
-
 def loader_of(facts: Mapping[str, Any]) -> str | None:
-    """The text of ``load.py``; None for a model that is not of layers of torch alone."""
+    """The text of ``load.py``; None for a model that is not of layers of torch alone.
+
+    facts: of a model, by ``final_model.facts_of``.
+    """
     source, inputs = facts.get("source"), facts.get("inputs")
+    # a class that the user put into torch.nn is not there in another process
     if not source or not str(facts.get("class", "")).startswith("torch.nn."):
         return None
     if inputs is None:
-        words = ":\n           the run had a function of its own, or none; put it here"
-        return LOADER.format(source=source, inputs=words, prepared="stored.float()")
+        hint = ":\n           the run had a function of its own, or none; put it here"
+        return LOADER.format(source=source, inputs=hint, prepared="stored.float()")
     scaled = "(stored.float() - torch.tensor({offset})) * torch.tensor({scale})".format(**inputs)
     return LOADER.format(source=source, inputs="", prepared=scaled)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.simulations.models.encoder import describe
-from fedlsg.simulations.models.plain_torch import layers_of, scale_of
+from fedlsg.simulations.models.plain_torch import layers_of
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
 from fedlsg.simulations.workloads import Options
+from fedlsg.simulations.workloads.base.split import scale_of
 from fedlsg.state import ServerState
 from fedlsg.user_code import DATA, shown
 from fedlsg.user_code.digest import version

@@ -23,7 +23,7 @@ from fedlsg.accounting import (
     check_delta,
     compose,
 )
-from fedlsg.accounting.events import checked_epsilon
+from fedlsg.accounting.checks import checked_epsilon
 from fedlsg.config import check_real
 from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.method import Method

@@ -83,7 +83,7 @@ class RoundReport:
     dropped: clients that left before they trained, in the simulation.
     late: clients with a valid reply after the round's simulated end, which is not used.
     payloads: accepted payloads by client.
-    uplink_messages: replies with values.
+    uplink_messages: replies with a payload, also rejected ones.
     downlink_messages: announcements.
     uplink_bytes: of payloads up.
     uplink_bytes_wire: of whole messages up.
@@ -124,7 +124,7 @@ class RoundReport:
     total: Tensor | None = None
 
     def so_far(self, direction: Direction) -> tuple[int, int]:
-        """Payload and wire bytes counted until now."""
+        """Payload and wire bytes counted until now: ``before`` of the next message."""
         if direction == "down":
             return self.downlink_bytes, self.downlink_bytes_wire
         return self.uplink_bytes, self.uplink_bytes_wire
@@ -139,13 +139,16 @@ class RoundReport:
         self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
     def list_reply(self, client: int, before: tuple[int, int], *, stage: bool = False) -> None:
-        """Enter a reply into ``sent``, accepted or rejected. ``stage``: it has no values."""
+        """Enter a reply into ``sent``, accepted or rejected, after its bytes were counted.
+
+        ``stage``: it is a message of the secure sum, without values.
+        """
         accepted = not stage and client in self.payloads and client not in self.rejected
         values = self.count_values(self.payloads[client]) if accepted else 0
         self.list_message(client, "up", before, values)
 
     def count_down(self, client: int, message: Message, *, stage: bool = False) -> None:
-        """Count a message to a client, and enter it. ``stage``: it has no part of the model."""
+        """Count a message to a client, and enter it. ``stage``: it is one of the secure sum."""
         before = self.so_far("down")
         self.downlink_messages += not stage
         self.downlink_bytes += array_bytes(message.content.values())

@@ -1,11 +1,11 @@
-"""GEP: gradients embedded in public anchor gradients, and what is left (Yu, Zhang, Chen and Liu
-2021, Alg. 1).
+"""GEP: gradients embedded in public anchor gradients L, and their rests (Yu, Zhang, Chen and Liu
+2021, Alg. 1). The rest of a gradient g is g - L L^T g.
 
 Differs from the source: a group of parameters is one tensor, and every group has k = ``rank``
 vectors; there the parameters are cut into groups of equal length. ``clip_norm`` is the norm of both
-parts together, C: embeddings are clipped to C / sqrt(2), what they leave to ``residual_clip`` times
-that, and both releases of a batch are accounted as the one Gaussian release that they are
-(``gradients.embedding``).
+parts together, C: embeddings are clipped to C / sqrt(2), rests to ``residual_clip`` times that, and
+both releases of a batch are accounted as the one Gaussian release that they are
+(``gradients.formulas.embedded_gradients``).
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
 
-Biased = Annotated[bool, Setting("Send embeddings alone, without what they leave (B-GEP).")]
+Biased = Annotated[bool, Setting("Send embeddings alone, without the rests (B-GEP).")]
 
 
 def recipe(
@@ -35,8 +35,8 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Embeddings of every parameter's gradient in anchor gradients, and what they leave, each
-    clipped on its own.
+    """Embeddings of every parameter's gradient in anchor gradients, and the rests, each clipped on
+    its own.
 
     ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent. ``sparsity``: the
     random masks of ``rs`` over what is sent, before the clip (Zhu and Blaschko 2023, Fig. 4, do

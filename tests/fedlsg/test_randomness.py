@@ -5,11 +5,14 @@ Statistics of secret streams are bounded at seven standard errors or more; all o
 key.
 """
 
+import concurrent.futures
 import copy
 import io
 import math
+import multiprocessing
 import pickle
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -148,3 +151,31 @@ def test_a_secret_stream_shows_no_key():
     stream = SecretStream(key)
     assert key.hex() not in repr(stream)
     assert not any(key == value for value in vars(stream).values())
+
+
+def test_a_fork_has_no_stream_of_its_parent():
+    stream = secret_stream()
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with concurrent.futures.ProcessPoolExecutor(1, context, _share, (stream,)) as pool:
+            with pytest.raises(ValueError, match="a forked process has no secret stream"):
+                pool.submit(_draw_shared).result()
+            assert pool.submit(_draw_own).result() == 3
+    assert len(stream.words(3)) == 3, "negative control: the parent draws on"
+
+
+_shared = []
+
+
+def _share(stream):
+    """Keep a parent's stream in the fork, which takes it without pickling."""
+    _shared.append(stream)
+
+
+def _draw_shared():
+    return len(_shared[0].words(3))
+
+
+def _draw_own():
+    return len(secret_stream().words(3))

@@ -37,7 +37,7 @@ from fedlsg.extras import of_extra
 with of_extra("attacks", "audits and membership attacks"):
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-Least = Callable[[float], float]
+TradeOff = Callable[[float], float]
 """g: from the probability of an event to the least probability that it has on a neighbouring data
 set.
 """
@@ -56,7 +56,7 @@ CELLS = 30_000
 """Cells of that grid for one step's losses, at most."""
 
 
-def gaussian(mu: float) -> Least:
+def gaussian(mu: float) -> TradeOff:
     """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu).
 
     One Gaussian step without subsampling has mu = 1 / sigma.
@@ -66,7 +66,7 @@ def gaussian(mu: float) -> Least:
     return lambda x: float(ndtr(ndtri(x) - mu))
 
 
-def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"]) -> Least:
+def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"]) -> TradeOff:
     """g of a mechanism that is (epsilon_i, delta_i)-DP for every i, in both directions.
 
     P'(E) >= e^-eps (P(E) - delta), and the same of the complement: P'(E) >= 1 - delta - e^eps (1 -
@@ -75,7 +75,8 @@ def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"
     """
     if epsilons.shape != deltas.shape or not len(epsilons) or bool((epsilons < 0).any()):
         raise ValueError(
-            f"expected as many deltas as epsilons >= 0, got {len(epsilons)} and {len(deltas)}"
+            f"expected as many deltas as epsilons >= 0, got {len(epsilons)} epsilons from "
+            f"{epsilons.min(initial=0.0):g} on and {len(deltas)} deltas"
         )
     shrink, grow = np.exp(-epsilons), np.exp(epsilons)
     slack = 1 - deltas
@@ -89,7 +90,7 @@ def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"
 @lru_cache(maxsize=1024)  # by its arguments alone: never stale
 def subsampled(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float
-) -> tuple[Least, float]:
+) -> tuple[TradeOff, float]:
     """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``.
 
     Both from the steps' privacy loss distribution.
@@ -100,6 +101,7 @@ def subsampled(
     if sample_rate == 1:
         mu = math.sqrt(steps) / noise_multiplier
         return gaussian(mu), gaussian_epsilon(mu, delta)
+    # the loss at 10 standard deviations: the grid of one step covers it
     reach = 0.5 / noise_multiplier**2 + 10 / noise_multiplier
     try:
         loss = pld.from_gaussian_mechanism(
@@ -180,28 +182,30 @@ def guess(
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Bound on the probability of so many right guesses under (epsilon, delta)-DP.
 
-    P[Bin(c', q) >= c] + 2 m delta max_i P[c > Bin >= c - i] / i with q = 1 / (1 + e^-epsilon).
+    P[Bin(c', p) >= c] + 2 m delta max_i P[c > Bin >= c - i] / i with p = 1 / (1 + e^-epsilon).
     """
-    q = float(expit(epsilon))
-    tail = float(binom.sf(guesses.correct - 1, guesses.guesses, q))
+    p = float(expit(epsilon))
+    tail = float(binom.sf(guesses.correct - 1, guesses.guesses, p))
     if delta == 0 or guesses.correct == 0:
         return min(tail, 1.0)
     i = np.arange(1, guesses.correct + 1)
-    within = binom.sf(guesses.correct - i - 1, guesses.guesses, q) - tail
+    within = binom.sf(guesses.correct - i - 1, guesses.guesses, p) - tail
     return min(1.0, tail + 2 * guesses.canaries * delta * float((within / i).max()))
 
 
 def one_run_epsilon(guesses: Guesses, delta: float, significance: float) -> float:
-    """The largest epsilon that the guesses refute at a significance.
+    """The largest epsilon that the guesses refute at a significance; 0 if none is, which claims
+    nothing.
 
-    With confidence 1 - ``significance`` the mechanism is not (epsilon, delta)-DP.
+    With confidence 1 - ``significance`` the mechanism is not (epsilon, delta)-DP for a result above
+    0.
     """
-    return largest(
+    return largest_refuted(
         lambda epsilon: one_run_p_value(guesses, epsilon, delta) < significance, LARGEST_REFUTED
     )
 
 
-def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
+def f_dp_refuted(guesses: Guesses, least: TradeOff, significance: float) -> bool:
     """Whether the guesses are less probable than ``significance`` under a trade-off curve.
 
     least: g of the curve.
@@ -224,7 +228,7 @@ def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
     return right + wrong > total / m
 
 
-def f_dp_p_value(guesses: Guesses, least: Least) -> float:
+def f_dp_p_value(guesses: Guesses, least: TradeOff) -> float:
     """The smallest significance at which the curve is refuted.
 
     Within a factor of 1.01, and not below 1e-30.
@@ -242,7 +246,9 @@ def f_dp_p_value(guesses: Guesses, least: Least) -> float:
     return math.exp(high)
 
 
-def largest(refuted: Callable[[float], bool], end: float, *, tolerance: float = 1e-4) -> float:
+def largest_refuted(
+    refuted: Callable[[float], bool], end: float, *, tolerance: float = 1e-4
+) -> float:
     """The largest argument in [0, end] that is refuted; 0 if none is.
 
     refuted: a test that refutes all smaller arguments, too.

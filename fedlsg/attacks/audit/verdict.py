@@ -16,12 +16,12 @@ from fedlsg.accounting import Event
 from fedlsg.attacks.audit.bounds import (
     GUESSED_SHARES,
     Guesses,
-    Least,
+    TradeOff,
     f_dp_p_value,
     f_dp_refuted,
     gaussian_epsilon,
     guess,
-    largest,
+    largest_refuted,
     one_run_epsilon,
     subsampled,
 )
@@ -187,7 +187,7 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     """
     level = SIGNIFICANCE / len(guesses)
 
-    def curve(noise: float) -> tuple[Least, float]:
+    def curve(noise: float) -> tuple[TradeOff, float]:
         return subsampled(
             noise_multiplier=noise,
             sample_rate=claim.sample_rate,
@@ -202,7 +202,7 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     least, _ = curve(claim.noise_multiplier)
     p_values = [f_dp_p_value(of_share, least) for of_share in guesses]
     refutes = min(p_values) < level
-    weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST_CURVE, tolerance=2e-3)
+    weakness = largest_refuted(lambda tried: bool(refuting(tried)), WEAKEST_CURVE, tolerance=2e-3)
     best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
     # The claimed epsilon is rounded up, and the curves have a grid of their own. So the verdict is

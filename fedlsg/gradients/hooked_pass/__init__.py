@@ -2,6 +2,7 @@
 
 Before a pass, what the model is:
 
+    parameters          those that are trained, by name
     supported           refuses models without per-example gradients
     hooked_layers       which layers get hooks, which blocks of the frame each one computes, and the
                         nodes of autograd's graph that get hooks

@@ -28,9 +28,10 @@ from fedlsg.gradients.hooked_pass.hooked_layers import (
     modules_of,
     through_outputs,
 )
+from fedlsg.gradients.hooked_pass.parameters import trainable
 from fedlsg.gradients.hooked_pass.precision import Precision
 from fedlsg.gradients.hooked_pass.rematerialization import NORMS
-from fedlsg.gradients.hooked_pass.supported import Checked, check_frame, check_supported, trainable
+from fedlsg.gradients.hooked_pass.supported import Checked, check_frame, check_supported
 from fedlsg.user_code.fingerprint import fingerprint_of_modules
 
 

@@ -23,18 +23,23 @@ from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, type_name, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
+from fedlsg.gradients.hooked_pass.parameters import named_by_all, trainable
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (
         WeightNorm,
         "a hook of weight_norm",
-        "parametrizations.weight_norm(layer, {!r}), which trains, in its place",
+        "use torch.nn.utils.parametrizations.weight_norm(layer, {!r}), which trains, in its place",
     ),
-    (SpectralNorm, "a hook of spectral_norm", "remove_spectral_norm(layer, {!r})"),
-    (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
+    (
+        SpectralNorm,
+        "a hook of spectral_norm",
+        "use torch.nn.utils.remove_spectral_norm(layer, {!r})",
+    ),
+    (BasePruningMethod, "prune", "use torch.nn.utils.prune.remove(layer, {!r})"),
 )
-"""Hooks of torch that compute a weight before each call: their type, their name, and the call of
-``torch.nn.utils`` that removes them from a layer's weight.
+"""Hooks of torch that compute a weight before each call: their type, their name, and the advice for
+a layer's weight.
 """
 
 NOTHING = (
@@ -43,36 +48,6 @@ NOTHING = (
 )
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, by name, in model order.
-
-    A shared parameter has its first name, as in ``model.named_parameters()``. That function takes
-    three times as long, and this one is called several times in every step.
-    """
-    first: dict[int, tuple[str, nn.Parameter]] = {}
-    _collect(model, "", first)
-    return dict(first.values())
-
-
-def _collect(module: nn.Module, prefix: str, first: dict[int, tuple[str, nn.Parameter]]) -> None:
-    for name, p in module._parameters.items():
-        if p is not None and p.requires_grad and id(p) not in first:
-            first[id(p)] = prefix + name, p
-    for name, child in module._modules.items():
-        if child is not None:
-            _collect(child, f"{prefix}{name}.", first)
-
-
-def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """All parameters with their names; a shared one once for every name."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, parameter
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _named(child, f"{prefix}{name}.")
 
 
 def check_supported(model: nn.Module) -> None:
@@ -95,9 +70,10 @@ def check_supported(model: nn.Module) -> None:
 
 
 def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, without those inside a module of its own gradients.
+    """All modules with their paths.
 
-    Such a module is a call of ``ways_of``: a function gives the gradients of all that it owns.
+    It skips the inside of a module whose gradients one function gives (its ``Kind`` is not
+    ``GENERAL``).
     """
     yield path, module
     kind = kind_of(module)
@@ -140,7 +116,7 @@ def refusal(module: nn.Module) -> str | None:
         )
     if kind is not None:
         inside = trainable(module)
-        return kind.refusal(module) or refusal_of_type(inside) if inside else None
+        return (kind.refusal(module) or refusal_of_type(inside)) if inside else None
     return refusal_to_train(module, own) if own else None
 
 
@@ -203,20 +179,22 @@ def refusal_of_weight(module: nn.Module) -> str | None:
             f"layer.parametrizations.eval(), use {remove}, or freeze it"
         )
     for hook in module._forward_pre_hooks.values():
-        for kind, hook_name, removal in HOOKS:
+        for kind, hook_name, advice in HOOKS:
             if isinstance(hook, kind):
                 weight: str = (
                     hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
                 )
                 return (
                     f"no per-example gradients of a layer whose {weight} is computed by "
-                    f"{hook_name}; use torch.nn.utils.{removal.format(weight)}, or freeze it"
+                    f"{hook_name}; {advice.format(weight)}, or freeze it"
                 )
     return None
 
 
 def check_initialized(model: nn.Module) -> None:
-    """Raise UnsupportedLayerError for a lazy module whose parameters have no shapes yet."""
+    """Raise UnsupportedLayerError for parameters without shapes (lazy modules), or that inference
+    mode made.
+    """
     for path, module in model.named_modules():
         if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise unsupported(
@@ -239,10 +217,11 @@ def check_sharing(model: nn.Module) -> None:
         layers = [m for m, _ in places if has_formulas(m) or kind_of(m) is not None]
         if len(places) > 1 and any(type(layer) not in SHARED for layer in layers):
             owner, own_name = places[0]
-            names = [name for name, p in _named(model) if p is owner._parameters[own_name]]
+            allowed = " and ".join(kind.__name__ for kind in SHARED)
+            names = [name for name, p in named_by_all(model) if p is owner._parameters[own_name]]
             raise UnsupportedLayerError(
-                f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding "
-                "may share; give each module its own, or freeze it"
+                f"{' and '.join(names)} are one shared parameter, which layers of torch other than "
+                f"{allowed} may not share; give each module its own, or freeze it"
             )
 
 

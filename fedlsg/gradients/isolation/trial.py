@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
-from fedlsg.gradients.hooked_pass.supported import trainable
+from fedlsg.gradients.hooked_pass.parameters import trainable
 from fedlsg.gradients.isolation.levels import Isolation, slow_word
 from fedlsg.gradients.isolation.passes import (
     DRAW_TOGETHER,

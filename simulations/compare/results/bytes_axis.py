@@ -94,24 +94,25 @@ class Panel(NamedTuple):
 
 
 def panels(table: pd.DataFrame) -> list[Panel]:
-    """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
+    """Lines that sent bytes in panels of equal epsilon, ascending; tasks as in the table."""
     sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
-    made = []
-    for task, own in sent.groupby("task", sort=False):
+    panels = []
+    for task, of_task in sent.groupby("task", sort=False):
         prefix = f"{task[0]}: " if sent.task.nunique() > 1 else ""
-        bounded = own.epsilon_max < math.inf
-        ordered = list(own.sort_values(["uplink_bytes_total", "name"]).itertuples())
-        for group in _equal(own[bounded]) or [[]]:  # without private lines, one empty group
+        bounded = of_task.epsilon_max < math.inf
+        ordered = list(of_task.sort_values(["uplink_bytes_total", "name"]).itertuples())
+        for group in _equal(of_task[bounded]) or [[]]:  # without private lines, one empty group
             title = _title(group) if group else "no private method"
-            kept = [line for line in ordered if line in group or line.epsilon_max == math.inf]
-            made.append(Panel(prefix + title, kept))
-    return made
+            rows = {line.Index for line in group}
+            kept = [line for line in ordered if line.Index in rows or line.epsilon_max == math.inf]
+            panels.append(Panel(prefix + title, kept))
+    return panels
 
 
-def _equal(own: pd.DataFrame) -> list[list[Line]]:
+def _equal(private: pd.DataFrame) -> list[list[Line]]:
     """Groups of one claim and of equal epsilon, ascending."""
     groups: list[list[Line]] = []
-    for line in sorted(own.itertuples(), key=lambda line: (_claim(line), line.epsilon_max)):
+    for line in sorted(private.itertuples(), key=lambda line: (_claim(line), line.epsilon_max)):
         first = groups[-1][0] if groups else line
         limit = first.epsilon_max * (1 + SAME)
         if groups and _claim(first) == _claim(line) and line.epsilon_max <= limit:
@@ -130,15 +131,17 @@ def _title(group: Sequence[Line]) -> str:
     """The claim that all lines of a group make, in words."""
     level, trust, delta = _claim(group[0])
     ends = (f"{line.epsilon_max:.3g}" for line in (group[0], group[-1]))  # ascending
-    of = level and f", {level}"
-    against = "" if trust == "client" else f", of the sum only, against its clients (trust={trust})"
-    return f"epsilon {' to '.join(dict.fromkeys(ends))} at delta {delta:g}{of}{against}"
+    level_words = level and f", {level}"
+    against = f", {AGAINST[trust]} (trust={trust})" if trust in AGAINST else ""
+    return f"epsilon {' to '.join(dict.fromkeys(ends))} at delta {delta:g}{level_words}{against}"
 
 
+AGAINST = {"server": "of the weights of all rounds", "secure": "of the sum, against its clients"}
+"""What an epsilon is of, unless it is of each payload (trust=client)."""
 NOTE = (
     "Bytes: payloads of a whole run over all clients, mean over seeds; saved: how many times "
     "smaller they are than dense updates; both ways: uplink plus downlink. The methods of one "
-    "table have the same epsilon (within one percent), delta and trust."
+    "table have the same epsilon (within one percent), level, delta and trust."
 )
 
 

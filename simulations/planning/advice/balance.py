@@ -19,15 +19,15 @@ from fedlsg.simulations.workloads.partition import dealing
 class Balance:
     """Examples of every client by class, and its Poisson rate.
 
+    title: workload, sizes, scheme and seed in words.
     counts: (clients, classes) int64, rows; every client has one.
-    sizes: (clients,) int64, N_k: of ``counted``, which are rows, or persons where they are the
-        unit.
+    sizes: (clients,) int64, N_k, in what ``counted`` names: rows, or persons if they are the unit.
     rates: (clients,) float64, q of each client.
-    expected_batch: q times the mean size; the server divides by it.
+    expected_batch: q times the mean size: examples that a client's step expects.
     delta: None if the method claims no epsilon.
     deltas: of each client, where they have their own.
-    names: what the data call the clients, if they do.
-    classes: the same of the classes.
+    names: of clients, if the data have them.
+    classes: names of classes, if the data have them.
     dealt: how values were dealt to them.
     """
 
@@ -76,8 +76,9 @@ def measure(base: Base) -> Balance:
         labels, classes = torch.zeros(len(labels), dtype=torch.int64), 1
     counts = torch.stack([torch.bincount(labels[part], minlength=classes) for part in base.parts])
     sizes = np.array(base.clients.sizes)
-    own = SCHEMES[s.partition].settings_of(s) if s.partition in SCHEMES else {}
-    details = "".join(f", {name}={value:g}" for name, value in own.items())
+    partition_settings = SCHEMES[s.partition].settings_of(s) if s.partition in SCHEMES else {}
+    own_deltas = [delta for _, delta in base.clients.budgets]
+    details = "".join(f", {name}={value:g}" for name, value in partition_settings.items())
     return Balance(
         title=f"{s.workload}: {sizes.sum():,} {base.unit.counted} over {len(sizes)} clients, "
         f"{s.partition}{details}, seed {s.seed}",
@@ -87,9 +88,7 @@ def measure(base: Base) -> Balance:
         rates=np.array(base.clients.rates),
         expected_batch=base.local.expected_batch,
         delta=s.delta if base.method.mechanism.private else None,
-        deltas=np.array([delta for _, delta in base.clients.budgets])
-        if s.client_deltas is not None
-        else None,
+        deltas=None if s.client_deltas is None else np.array(own_deltas),
         names=base.clients.names,
         classes=tuple(base.workload.data.get("classes", ())),
         dealt=dealt(base),

@@ -40,7 +40,7 @@ LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"
 
 
 def lines_of(report: RoundReport) -> str:
-    """The text that a round adds to bytes.csv."""
+    """The text that a round adds to bytes.csv, in the order of ``Line``."""
     return "".join(
         f"{report.round},{client},{direction},{values},{payload},{wire}\n"
         for client, direction, values, payload, wire in report.sent
@@ -53,10 +53,10 @@ def read_lines(path: Path) -> Iterator[Line]:
     Raises ValueError, naming the file, for another kind of file.
     """
     damaged = f"{path} is damaged, or of another version: restore it from a copy"
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="ascii", errors="replace") as file:
         first = file.readline(2 * len(LINES_HEADER))
         if first != LINES_HEADER:
-            if first.endswith("\n"):
+            if not LINES_HEADER.startswith(first):
                 raise ValueError(damaged)
             return  # empty, or a header that a crash left incomplete
         for text in file:

@@ -58,7 +58,10 @@ class MadeAhead:
         return len(self._stored)
 
     def expect(self, rows: Int64[np.ndarray, " n"], size: int) -> None:
-        """Say which rows will be read next, in this order and ``size`` at a time."""
+        """Say which rows will be read next, in this order and ``size`` at a time.
+
+        Raises LostWorkerError unless ``workers`` were opened.
+        """
         if self._next is not None:
             wait([self._next])  # the thread still takes rows from the workers
         self.workers.begin(rows.tolist(), room=3 * size)

@@ -227,6 +227,17 @@ def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     return scaled.sub_(offset).mul_(scale)  # in place: new memory takes as long as the computation
 
 
+def scale_of(prepare: Callable[..., Any]) -> Mapping[str, Any] | None:
+    """Offset and scale of inputs ``(stored - offset) * scale``, as lists or numbers.
+
+    None for another function.
+    """
+    if not (isinstance(prepare, partial) and prepare.func is rescale):
+        return None
+    offset, scale = prepare.keywords["offset"], prepare.keywords["scale"]
+    return {"offset": offset.tolist(), "scale": scale.tolist()}
+
+
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:
     """A ``prepare``: (pixel / 255 - mean) / std, float32, of images (B, channels, ...) of 8 bits.
 

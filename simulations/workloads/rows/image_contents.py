@@ -1,4 +1,4 @@
-"""Images are refused if reading them as one array of grey or colour would lose something.
+"""What is read of images: one that would lose something as an array of grey or colour is refused.
 
     several frames or pages      one is read: ``image_frame`` says which
     transparent pixels           are put on the colour ``image_background``
@@ -91,13 +91,18 @@ def choose_frame(image: Any, name: str, frame: int | None) -> None:
     image.seek(frame)
 
 
+def is_deep(image: Any) -> bool:
+    """Whether an image has more than 8 bits a pixel, which Pillow keeps."""
+    return bool(image.mode.startswith(("I", "F")))
+
+
 def check_decoder(image: Any, name: str) -> None:
     """Raise ContentError for an opened image of which Pillow's decoder drops something.
 
     A tile of Pillow is (decoder, box, offset, arguments). The first argument is the raw mode of the
     file, in which X is a channel that is dropped. The last one of PPM files is their white value.
     """
-    if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow keeps
+    if is_deep(image):
         return
     tags = getattr(image, "tag_v2", {})
     lost = ""
@@ -123,12 +128,11 @@ def without_transparency(image: Any, name: str, background: str | None) -> Any:
 
     Raises ContentError for transparent pixels without a background, and for those of deep images.
     """
-    is_deep = image.mode.startswith(("I", "F"))
     if not image.has_transparency_data:
-        if is_deep or image.mode == "RGB":
+        if is_deep(image) or image.mode == "RGB":
             return image
         return image.convert("L" if image.mode in ("L", "1") else "RGB")
-    if is_deep:
+    if is_deep(image):
         if (np.asarray(image) == image.info["transparency"]).any():
             raise ContentError(
                 f"{name} has transparent pixels and more than 8 bits a pixel: give it values "

@@ -1,5 +1,6 @@
 """Rows that worker processes make are those of this process, and a lost worker has a name."""
 
+import gc
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedlsg.randomness import reproducible_stream, secret_stream
+from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.rows import LostWorkerError, OneByOne, RowWorkers
 from fedlsg.rows.one_by_one import KeyedRow, same_row
 from fedlsg.strategies.private_step import PrivateStep
@@ -95,12 +96,66 @@ def test_another_secret_gives_other_rows_and_no_stream_reaches_a_worker(in_this_
 
 def test_rows_are_made_ahead_within_their_room(tmp_path):
     made = RowWorkers(tmp_path.joinpath, 1, start="fork")
+    made.open()
     made.begin([str(n) for n in range(100)], room=16)
     assert len(made._running) * 8 == 16
     assert [path.name for path in made.take(3)] == ["0", "1", "2"]
     made.begin(["again"], room=16)
     assert [path.name for path in made.take(1)] == ["again"], "what was asked before is forgotten"
     made.close()
+
+
+class Same(Dataset):
+    """Rows of another data set cut to one length."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        inputs, target = self.rows[place]
+        return inputs[:6], target
+
+
+class HoldsSecrets(Same):
+    """A row says whether its process has a stream that draws, or the keys of a batch's rows.
+
+    Row 7 ends its worker until ``lost`` exists.
+    """
+
+    def __init__(self, lost):
+        super().__init__(Noisy())
+        self.lost, self.parent = lost, os.getpid()
+
+    def __getitem__(self, place):
+        if os.getpid() != self.parent and place == 7 and not self.lost.exists():
+            self.lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        objects = gc.get_objects()
+        streams = [s for s in objects if type(s) is SecretStream and s._cipher is not None]
+        keyed = [b for b in objects if type(b) is OneByOne and b._keys]
+        return torch.tensor([float(len(streams)), float(len(keyed))]), 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_worker_that_replaces_a_lost_one_has_no_stream_and_no_batch(workers, tmp_path):
+    data = HoldsSecrets(tmp_path / "lost")
+    batch = OneByOne(data.__getitem__, data, device=CPU, workers=workers, start="fork")
+    places = torch.tensor([5, 7])
+    if workers:
+        batch.draw_from(secret_stream())
+        with pytest.raises(LostWorkerError, match="the next one starts new workers"):
+            batch(places)
+        with pytest.raises(LostWorkerError, match="no worker runs"):
+            batch(places)
+        batch.draw_from(None)
+    batch.draw_from(secret_stream())
+    held = batch(places)[0]
+    batch.draw_from(None)
+    # negative control: this process has both
+    assert bool(held.any()) is (workers == 0)
 
 
 @pytest.mark.slow
@@ -122,20 +177,6 @@ def test_a_killed_worker_has_a_name_and_its_step_is_charged_once():
     assert len(step._account.ledger.entries) == 1
     step.step(step.batches(Same(Noisy()), workers=1, start="fork"))
     assert len(step._account.ledger.entries) == 2
-
-
-class Same(Dataset):
-    """Rows of another data set cut to one length."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, place):
-        inputs, target = self.rows[place]
-        return inputs[:6], target
 
 
 def test_workers_are_refused_where_they_make_nothing_or_cannot_start():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.models.plain_torch import source_of
+from fedlsg.simulations.workloads.base.split import rescale, scale_of
 from tests.simulations.support.own import TEST, quick
 
 EVALUATE = """
@@ -91,3 +93,10 @@ class Own(nn.Sequential):
 )
 def test_a_source_builds_what_it_is_of_or_is_none(model, said):
     assert (source_of(model) is not None) == said
+
+
+def test_only_the_function_that_rescales_has_a_scale():
+    scale = {"offset": torch.tensor(1.0), "scale": torch.tensor(0.5)}
+    assert scale_of(partial(rescale, **scale)) == {"offset": 1.0, "scale": 0.5}
+    assert scale_of(partial(lambda stored, offset, scale: stored, **scale)) is None
+    assert scale_of(rescale) is None

@@ -1,5 +1,7 @@
 """Own code and data on their way to workers of Ray that never imported them."""
 
+import importlib
+import sys
 from functools import partial
 
 import pytest
@@ -9,6 +11,7 @@ from torch.nn import functional
 
 import fedlsg
 from fedlsg.simulations.engines.cluster import Cluster
+from fedlsg.simulations.engines.shipping import Shipment, put
 from tests.simulations.support.own import CLASSES, quick
 
 
@@ -77,3 +80,41 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     ]
     assert torch.equal(weights(found[0]), weights(found[1]))
     assert found[1].summary["rounds"] == 2
+
+
+LOCKED = """
+import threading
+LOCK = threading.Lock()
+def f(*, mechanism, server):
+    with LOCK:
+        return None
+"""
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_an_error_names_the_part_that_cannot_be_pickled(installed, tmp_path, monkeypatch):
+    import ray
+    from ray import cloudpickle
+
+    folder = tmp_path / "dist-packages" if installed else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / "locked_code.py").write_text(LOCKED)
+    monkeypatch.syspath_prepend(folder)
+    locked = importlib.import_module("locked_code")
+    monkeypatch.setattr(ray, "put", cloudpickle.dumps)
+    good = {"good": in_main(METHOD, "f")}
+    cases = {
+        "method bad": Shipment(recipes=good | {"bad": locked.f}, layers={}, workload=None),
+        "gradients of layer Linear": Shipment(
+            recipes=good, layers={nn.Linear: locked.f}, workload=None
+        ),
+    }
+    try:
+        for words, shipped in cases.items():
+            if installed:
+                assert put(shipped), "by name, so that the lock is not sent"
+            else:
+                with pytest.raises(ValueError, match=f"^{words} cannot be sent to Ray workers"):
+                    put(shipped)
+    finally:
+        del sys.modules["locked_code"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedlsg.payload.layout import HEADER
-from fedlsg.simulations.storage.messages.byte_lines import Line, read_lines
+from fedlsg.simulations.storage.messages.byte_lines import LINES_HEADER, Line, read_lines
 from fedlsg.simulations.storage.tensorboard_events import EVENTS as FILE
 from tests.simulations.support.runs import Run, resume_local
 
@@ -139,3 +139,19 @@ def test_tensorboard_reads_every_run(small):
     ]
     assert shown["bytes/uplink"] == [(r.round, r.uplink_bytes) for r in small.rows]
     assert (small.path / FILE).stat().st_size < 1_000
+
+
+@pytest.mark.parametrize(
+    "text", [b"another file, of one line", b"a" * 500, b"\xff\xfe", b"round,x"]
+)
+def test_another_kind_of_file_is_refused_by_its_name(text, tmp_path):
+    path = tmp_path / "bytes.csv"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=r"bytes\.csv is damaged"):
+        list(read_lines(path))
+    path.write_bytes(LINES_HEADER.encode() + b"1,0,up,\xff,1,1\n")
+    with pytest.raises(ValueError, match=r"bytes\.csv is damaged"):
+        list(read_lines(path))
+    for cut in (0, 5, len(LINES_HEADER) - 1, len(LINES_HEADER)):
+        path.write_text(LINES_HEADER[:cut])
+        assert list(read_lines(path)) == [], "what a crash left incomplete"

@@ -70,6 +70,7 @@ def test_rows_that_nobody_expected_are_made_here(folder, tmp_path):
     train = plan_at(tmp_path / "run", data_dir=folder, **RUN)[0].workload.train
     ahead = MadeAhead(train, 1)
     split = ahead.of(train)
+    ahead.workers.open()
     ahead.expect(np.array([3, 1, 9]), 2)
     for rows in ([3, 1], [5], [9], []):
         asked = torch.tensor(rows, dtype=torch.int64)
@@ -89,7 +90,10 @@ def test_workers_start_before_the_batch_and_a_killed_one_is_an_error_with_a_name
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(LostWorkerError, match="step stays charged once"):
         batch(*grouped(torch.arange(16)))
-    (positions,) = grouped(torch.arange(4))  # new workers
+    with pytest.raises(LostWorkerError, match="no worker runs"):
+        grouped(torch.arange(4))  # this step has drawn secrets, which a fork would copy
+    batch = batches(base, 0, 2, [])  # new workers
+    (positions,) = grouped(torch.arange(4))
     assert batch(positions)[0].shape == (4, 3, 224, 224)
 
 
