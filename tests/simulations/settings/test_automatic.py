@@ -162,6 +162,28 @@ def test_the_budget_is_that_of_values_as_the_codec_sends_them(given, method, tmp
     assert sent <= given["uplink_budget"]
 
 
+@pytest.mark.parametrize(
+    ("given", "method", "rank"),
+    [
+        ({}, "lsg", 4),
+        ({"uplink_budget": 19240}, "dpsgd", None),
+        ({"uplink_budget": 1500, "codec": "noise-floor"}, "lsg", 16),
+        ({"uplink_budget": 1500, "codec": "noise-floor", "rank": 2}, "lsg", 2),
+    ],
+)
+def test_the_budget_chooses_for_a_workload_with_a_preset_too(given, method, rank):
+    """The preset's rank 4 would leave two thirds of 1,500 bytes unused."""
+    filled = fill(from_mapping(given), workloads.load("digits"))
+    assert (filled.method, filled.parameters.get("rank")) == (method, rank)
+
+
+def test_a_budget_that_is_too_small_is_told_the_least():
+    given = {"uplink_budget": 300, "codec": "noise-floor"}
+    with pytest.raises(ValueError, match="give uplink_budget=414, or a codec"):
+        fill(from_mapping(given), workloads.load("digits"))
+    fill(from_mapping({**given, "uplink_budget": 414}), workloads.load("digits"))
+
+
 def test_an_update_that_is_longer_than_planned_is_refused(tmp_path, monkeypatch):
     """Where the noise is short, a codec that takes its grid from the noise sends more."""
     given = {"method": "auto", "codec": "noise-floor", "uplink_budget": 1200, **WIDE}
