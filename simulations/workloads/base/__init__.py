@@ -328,6 +328,11 @@ class LoadedWorkload:
         return {name: higher_is_better(name, metric) for name, metric in measured.items()}
 
     @property
+    def has_images(self) -> bool:
+        """Whether the inputs of the model are images, and not features of them."""
+        return self.pixels is not None and self.features is None
+
+    @property
     def features_digest(self) -> str:
         """A digest of all that makes features of inputs; empty for inputs as they are.
 
