@@ -311,8 +311,8 @@ def fill_auto(
 ) -> dict[str, Any]:
     """The values that the rule gives, with ``auto`` naming them; empty if the rule is off.
 
-    ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing,
-    and if the rule cannot know a number that it needs.
+    ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing or
+    do not fit into the given rounds, and if the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
@@ -335,6 +335,13 @@ def fill_auto(
         values.pop("rounds", None)
         filled |= _schedule(settings, workload, values, passes, has_batches=has_batches)
     elif chooses_rates and not has_batches:
+        steps = int(values.get("local_steps", 1)) * values["rounds"]
+        if settings.epochs is not None and passes > steps:
+            least = math.ceil(passes / int(values.get("local_steps", 1)))
+            raise ValueError(
+                f"epochs={settings.epochs:g} do not fit into rounds={values['rounds']}, each of one "
+                f"pass at most: give {least} rounds or more, or leave one of them out"
+            )
         filled |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(

@@ -291,7 +291,7 @@ def test_how_it_was_made_is_one_table_with_the_selected_clients():
     page = run_page(made)
     section = page[page.rindex("How it was made") :]
     assert "5 clients, 3 selected in each round" in section
-    table = section[section.index("<table") : section.index("</table>")]
+    table = section[section.index("<dl>") : section.index("</dl>")]
     assert "a.csv" in table
     assert "federation" in table
     everybody = result(0.8, settings={"clients_per_round": 5})

@@ -113,6 +113,7 @@ def test_each_setting_can_be_given_alone(case):
             "epochs=5 chooses rounds, and rounds=10 is given",
         ),
         ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 4, "rounds": 3}, "epochs=4 do not fit into rounds=3.* give 4 rounds or more"),
         (
             {"method": "dpsgd", "uplink_budget": 100},
             "uplink_budget=100 needs method=auto: .* is given .'dpsgd'",
