@@ -20,6 +20,7 @@ noise to such means, which costs privacy; their group norm costs none, and is ``
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,8 +43,8 @@ from fedlsg.simulations.workloads.features.blocks import BLOCK_ROWS, Product
 
 FORMAT = "float16, one example at a time, version 2"
 """A part of the key of cached features; another form needs another text."""
-REPORT_EVERY = 1000
-"""Examples between two lines of progress."""
+FIRST_REPORT, REPORT_EVERY = 5.0, 60.0
+"""Seconds until the time left is said, and between two such lines."""
 DIGESTED_AT_ONCE = 256
 """Examples that are read at a time for the digest of a split."""
 
@@ -162,7 +163,11 @@ def _inputs(split: Split, rows: np.ndarray) -> Inputs:
 
 
 def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np.ndarray:
-    """Features of all examples as float16. Raises ValueError for features beyond its range."""
+    """Features of all examples as float16; the time left is said from a first measurement on.
+
+    Raises ValueError for features beyond the range of float16.
+    """
+    began, report_at = time.monotonic(), FIRST_REPORT
     progress(f"features of {what}: {len(split):,} examples; they are kept for later runs")
     first = encoder.of([_inputs(split, np.array([0]))])
     features = np.empty((len(split), *first.shape[1:]), dtype=np.float16)
@@ -175,8 +180,14 @@ def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np
                 f"features={encoder.name} gives values that are not finite in float16: give "
                 "feature_norm=group"
             )
-        if rows.stop // REPORT_EVERY > rows.start // REPORT_EVERY:
-            progress(f"features of {what}: {rows.stop:,} of {len(split):,} examples")
+        seconds = time.monotonic() - began
+        if seconds >= report_at and rows.stop < len(split):
+            report_at = seconds + REPORT_EVERY
+            minutes = seconds / rows.stop * (len(split) - rows.stop) / 60
+            progress(
+                f"features of {what}: {rows.stop:,} of {len(split):,} examples, "
+                f"about {minutes:.1f} minutes left"
+            )
     return features
 
 
