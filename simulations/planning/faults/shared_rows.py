@@ -52,9 +52,7 @@ WHY = (
     "noise, so that no epsilon covers it: give other test rows"
 )
 HOLDOUT = ", or leave test out and give holdout=0.2"
-FOR_OWNER = (
-    "(for you alone: this number is of private rows, without noise, and no file has it)"
-)
+FOR_OWNER = "(for you alone: this number is of private rows, without noise, and no file has it)"
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 """Whole numbers of 64 bits."""
 

@@ -141,6 +141,7 @@ class Request:
     progress: Progress
     public_only: bool
     seed: int | None = None
+    few_rows: bool = False
 
 
 INSTEAD: Mapping[str, str] = MappingProxyType(

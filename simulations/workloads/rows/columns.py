@@ -201,7 +201,9 @@ class Table:
         """These rows in this order."""
         columns, numbers = (
             {
-                name: [values[row] for row in rows] if isinstance(values, list) else values.take(rows)
+                name: [values[row] for row in rows]
+                if isinstance(values, list)
+                else values.take(rows)
                 for name, values in several.items()
             }
             for several in (self.columns, self.numbers)

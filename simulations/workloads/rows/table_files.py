@@ -95,7 +95,9 @@ def codes_of(path: Path, what: str, table: Any) -> dict[str, Any]:
         return {}
     texts = read_file(path, what, names)
     pattern = r"^\s*0\d"
-    codes = [name for name in names if pc.any(pc.match_substring_regex(texts[name], pattern)).as_py()]
+    codes = [
+        name for name in names if pc.any(pc.match_substring_regex(texts[name], pattern)).as_py()
+    ]
     return {name: texts[name] for name in codes}
 
 

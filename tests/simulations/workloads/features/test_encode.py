@@ -16,6 +16,7 @@ from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.simulations.workloads.features import encode
 from fedlsg.simulations.workloads.features.axes import on_axes
 from fedlsg.simulations.workloads.features.encode import (
+    encode_later,
     ALONE,
     DAMPING,
     POWER,
@@ -166,6 +167,14 @@ def test_the_model_that_became_features_says_so():
         build_model(workloads.load("digits"), "h-cnn")
 
 
+def test_features_that_are_made_later_are_the_same(tmp_path):
+    split, encoder = split_of(images(rows=70)), scattering()
+    whole = features(split, encoder, tmp_path)
+    later = encode_later(split, encoder).inputs
+    for rows in ([3], [5, 3, 3], list(range(70))):
+        assert (later[np.array(rows)] == whole[rows]).all()
+
+
 def test_the_time_left_is_said_from_a_first_measurement_on(tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 30))  # each block takes 30 seconds
     monkeypatch.setattr(encode.time, "monotonic", lambda: float(next(clock)))
@@ -174,5 +183,7 @@ def test_the_time_left_is_said_from_a_first_measurement_on(tmp_path, monkeypatch
     features(split_of(images()), scattering(), tmp_path, said.append)
     left = [line for line in said if "left" in line]
     size = len(images())
-    assert left[0] == f"features of train: 1 of {size} examples, about {(size - 1) / 2} minutes left"
+    assert (
+        left[0] == f"features of train: 1 of {size} examples, about {(size - 1) / 2} minutes left"
+    )
     assert 0 < len(left) < size, "not a line a block"
