@@ -339,8 +339,8 @@ def fill_auto(
         if settings.epochs is not None and passes > steps:
             least = math.ceil(passes / int(values.get("local_steps", 1)))
             raise ValueError(
-                f"epochs={settings.epochs:g} do not fit into rounds={values['rounds']}, each of one "
-                f"pass at most: give {least} rounds or more, or leave one of them out"
+                f"epochs={settings.epochs:g} do not fit into rounds={values['rounds']}: give "
+                f"{least} rounds or more, or leave one of them out"
             )
         filled |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):

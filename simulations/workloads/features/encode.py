@@ -143,7 +143,7 @@ class LaterFeatures:
     def __init__(self, split: Split, encoder: Encoder) -> None:
         self._split, self._encoder = split, encoder
         first = _encode_rows(split, encoder, [0])
-        self._features = np.zeros((len(split), *first.shape[1:]), dtype=np.float16)
+        self._features: np.ndarray = np.zeros((len(split), *first.shape[1:]), dtype=np.float16)
         self._known = np.zeros(len(split), dtype=bool)
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class LaterFeatures:
             numbers = new[block.start : block.stop]
             self._features[numbers] = _encode_rows(self._split, self._encoder, numbers)
         self._known[new] = True
-        return self._features[rows]
+        return np.asarray(self._features[rows])
 
 
 def encode_later(split: Split, encoder: Encoder) -> Split:

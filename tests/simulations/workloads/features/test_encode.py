@@ -16,12 +16,12 @@ from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.simulations.workloads.features import encode
 from fedlsg.simulations.workloads.features.axes import on_axes
 from fedlsg.simulations.workloads.features.encode import (
-    encode_later,
     ALONE,
     DAMPING,
     POWER,
     Encoder,
     decorrelated,
+    encode_later,
     encode_split,
     grouped,
     statistics,
