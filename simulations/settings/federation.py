@@ -94,8 +94,8 @@ class Federation:
     epochs: Annotated[
         float | None,
         Setting(
-            "Expected passes over the data, 20 if not given: they choose rounds, or the sample rate "
-            "of given rounds.",
+            "Expected passes over the data, 20 if not given: they choose rounds, or the rate of "
+            "given rounds.",
             "passes",
             above=0,
             below=inf,
