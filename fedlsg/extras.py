@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 @contextmanager
@@ -18,3 +19,9 @@ def of_extra(extra: str, what: str) -> Iterator[None]:
             f"'fedlsg[{extra}]', in a clone pip install -e '.[{extra}]'",
             name=error.name,
         ) from error
+
+
+def install_hint(extra: str, *libraries: str) -> str:
+    """How to install an extra, in brackets; empty if all its libraries are installed."""
+    missing = any(find_spec(name) is None for name in libraries)
+    return f" (pip install 'fedlsg[{extra}]', in a clone pip install -e '.[{extra}]')" * missing

@@ -31,7 +31,7 @@ from fedlsg.randomness import SecretStream
 Rows = Int[Tensor, " rows"]
 WHOLE = 2**53
 """Whole numbers below it are exact in float64."""
-UNCLEAR = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_UNCLEAR = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 """Texts, in small letters, that mean a missing value in many files but could be a person's name.
 numpy turns None and NaN next to texts into some of them.
 """
@@ -118,7 +118,7 @@ def numbers_of(values: Any, what: str) -> Rows:
                 f"{what}: expected whole numbers below 2^{math.log2(whole):.0f}, found a larger "
                 f"one in row {row}, which floating point may have rounded: give integers or texts"
             )
-        elif isinstance(value, str) and value.strip().lower() in UNCLEAR:
+        elif is_unclear(value):
             raise ValueError(
                 f"{what}: row {row} has a text that says in many files that a value is missing, as "
                 "NA and nan do: leave it empty (None) for a row of nobody, which is protected by "
@@ -133,6 +133,11 @@ def numbers_of(values: Any, what: str) -> Rows:
             f"{what}: {which}: whether 7 and '7' are one person cannot be told; give all as texts"
         )
     return torch.tensor(numbers, dtype=torch.int64)
+
+
+def is_unclear(value: Any) -> bool:
+    """Whether a value is a text that means a missing value in many files, such as NA of R."""
+    return isinstance(value, str) and value.strip().lower() in _UNCLEAR
 
 
 def is_missing(value: Any) -> bool:

@@ -443,11 +443,8 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     if s.public_rows is not None:
         print_line(f"the clients hold public rows: {s.public_rows}", console)
     elif s.holdout is not None:
-        why = (
-            "accuracies are of held-out training rows: computed without noise, no epsilon covers "
-            "them"
-        )
-        print_line(f"NOT PRIVATE: {why}", console, "bold red")
+        why = "they are of held-out training rows, without noise, and no epsilon covers them"
+        print_line(f"the accuracies are NOT PRIVATE: {why}", console, "bold red")
     for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
             print_line(line, console)

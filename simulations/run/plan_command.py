@@ -24,6 +24,7 @@ from fedlsg.simulations.planning.advice.balance import dealt
 from fedlsg.simulations.planning.advice.own_choices import choices
 from fedlsg.simulations.planning.advice.remarks import isolation_line, rho_of, sum_bits
 from fedlsg.simulations.planning.base.memory import memory_of
+from fedlsg.simulations.planning.base.prepare import data_for_plan
 from fedlsg.simulations.planning.base.start_weights import from_root
 from fedlsg.simulations.planning.client_noise import events_of
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
@@ -317,7 +318,13 @@ def plan_command(
     callbacks = named(settings.callbacks)
     progress = Console(stderr=True) if as_json else console  # stdout has only the JSON
     with working(progress, "loading data, calibrating noise") as say:
-        plan = ready_plan(settings, progress=say, given=words_given(given), callbacks=callbacks)
+        plan = ready_plan(
+            settings,
+            progress=say,
+            given=words_given(given),
+            loaded=data_for_plan(settings, say),
+            callbacks=callbacks,
+        )
         say("two rounds on public rows")
         facts = facts_of(plan, phones=phones, dropout=dropout)
     if as_json:

@@ -6,8 +6,8 @@ device.
 
 ``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of
 a user's own, or a linear head on public features, takes ``dpsgd``: dense updates were the most
-accurate or level in all tasks that were measured. Where they pass ``uplink_budget``, it takes
-``lsg`` without frozen units, at the largest rank that fits.
+accurate or level in all tasks that were measured. With ``uplink_budget`` every workload takes
+``dpsgd`` if it fits, else ``lsg`` without frozen units, at the largest rank that fits.
 
 The rule of ``fedlsg.training.auto`` is on if neither the user nor the workload's preset has a
 learning rate, and if a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. A given
@@ -134,20 +134,19 @@ def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
     if settings.method != AUTO:
         return settings
     chosen: dict[str, Any] = {}
-    if "learning_rate" in workload.defaults and not _is_linear_head(settings, workload):
+    has_preset = "learning_rate" in workload.defaults and not _is_linear_head(settings, workload)
+    if has_preset and settings.uplink_budget is None:
         name = PRESET_METHOD
     else:
-        name, chosen = _method_of_own_model(settings, workload)
+        name, chosen = _method_by_size(settings, workload)
     words = [*(settings.auto or "").split(), "method", *chosen]
     return replace(
         settings, method=name, parameters={**chosen, **settings.parameters}, auto=" ".join(words)
     )
 
 
-def _method_of_own_model(
-    settings: Settings, workload: LoadedWorkload
-) -> tuple[str, dict[str, Any]]:
-    """The method for a workload without a preset, and settings for it."""
+def _method_by_size(settings: Settings, workload: LoadedWorkload) -> tuple[str, dict[str, Any]]:
+    """The method by the size of its updates, and settings for it."""
     common = {*strategies.common_settings(), *codec_settings()}
     of_methods = [name for name in settings.parameters if name not in common]
     if of_methods and not set(of_methods) <= strategies.own_settings(DENSE):
@@ -172,8 +171,8 @@ def _method_of_own_model(
                 return SMALL, {"rank": rank, "sparsity": 0.0}
     raise ValueError(
         f"uplink_budget={budget}: with codec {settings.codec} dense updates of this model have "
-        f"{dense:,} bytes, and those of method {SMALL} {least:,} or more; give a larger budget, or "
-        "a codec of fewer bits a value"
+        f"{dense:,} bytes, and those of method {SMALL} {least:,} or more; give uplink_budget="
+        f"{least}, or a codec of fewer bits a value"
     )
 
 
@@ -185,7 +184,7 @@ def _fewer_axes(budget: int, dense: int, settings: Settings, workload: LoadedWor
     classes = workload.classes("feature_axes")
     bytes_each = dense / sum(_counts(strategies.recipe(DENSE), settings, workload))
     axes = int(budget / (bytes_each * classes)) - 1
-    advice = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
+    advice = f"give feature_axes={axes}" if axes > 0 else f"give uplink_budget={dense}"
     return (
         f"uplink_budget={budget}: an update of a linear head on these features has {dense:,} "
         f"bytes with codec {settings.codec}: {advice}, or a codec of fewer bits a value"
@@ -223,11 +222,13 @@ def check_budget(settings: Settings, sent: int) -> None:
     ``_bytes`` assumes that the signal is not longer than the noise; this update had a longer one.
     """
     if settings.uplink_budget is not None and sent > settings.uplink_budget:
+        used = int(settings.parameters.get("rank", 0))
+        smaller = f"rank={used // 2}" if used > 1 else f"method={SMALL} with a rank"
         raise ValueError(
             f"uplink_budget={settings.uplink_budget}: in a round on public rows an update of "
             f"method {settings.method}, of the largest batch, has {sent:,} bytes with codec "
-            f"{settings.codec}, for its values are longer than their noise: give a larger budget, "
-            "or method=lsg with a rank"
+            f"{settings.codec}, for its values are longer than their noise: give uplink_budget="
+            f"{sent} or more, or {smaller}"
         )
 
 
@@ -310,8 +311,8 @@ def fill_auto(
 ) -> dict[str, Any]:
     """The values that the rule gives, with ``auto`` naming them; empty if the rule is off.
 
-    ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing,
-    and if the rule cannot know a number that it needs.
+    ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing or
+    do not fit into the given rounds, and if the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
@@ -334,6 +335,13 @@ def fill_auto(
         values.pop("rounds", None)
         filled |= _schedule(settings, workload, values, passes, has_batches=has_batches)
     elif chooses_rates and not has_batches:
+        steps = int(values.get("local_steps", 1)) * values["rounds"]
+        if settings.epochs is not None and passes > steps:
+            least = math.ceil(passes / int(values.get("local_steps", 1)))
+            raise ValueError(
+                f"epochs={settings.epochs:g} do not fit into rounds={values['rounds']}: give "
+                f"{least} rounds or more, or leave one of them out"
+            )
         filled |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(

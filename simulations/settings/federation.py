@@ -94,7 +94,8 @@ class Federation:
     epochs: Annotated[
         float | None,
         Setting(
-            "Expected passes over the data, for rounds=auto; 20 if not given.",
+            "Expected passes over the data, 20 if not given: they choose rounds, or the rate of "
+            "given rounds.",
             "passes",
             above=0,
             below=inf,

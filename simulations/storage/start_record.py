@@ -7,8 +7,9 @@ arguments arguments of data of a user's own, by name: as Python writes them, "..
 notes     sentences about these settings, shown before the first charge
 before    of a run that starts from another run: the name, epsilon and rounds of that run, with
           those of the runs before it
-rows      names of files; clients, and the examples or persons that they hold: the fewest, the
-          most, and all together; whether the data give clients names (the names are not here)
+rows      names of files; whether the model's inputs are images; clients, and the examples or
+          persons that they hold: the fewest, the most, and all together; whether the data give
+          clients names (the names are not here)
 """
 
 from collections.abc import Mapping, Sequence

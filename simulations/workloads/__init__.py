@@ -166,6 +166,7 @@ def load(
     progress: Progress = silent,
     public_only: bool = False,
     seed: int | None = None,
+    few_rows: bool = False,
 ) -> LoadedWorkload:
     """Load a workload by name, with the rows that ``options`` leave it (``restrict``).
 
@@ -178,6 +179,7 @@ def load(
         Files of training rows are not opened, and may be missing.
     seed: that of a reproducible run, from which rows of a Dataset draw. None: their draws are
         secret and new.
+    few_rows: few training rows will be read, as by a plan: features are made of these alone.
     Raises:
         ValueError: unknown name (the message lists the known ones), an option out of range or one
             that the workload does not use, or damaged data.
@@ -191,6 +193,7 @@ def load(
         progress=progress,
         public_only=public_only,
         seed=seed,
+        few_rows=few_rows,
     )
     loaded: LoadedWorkload = _source(name).load(request)
     # the encoder of texts has found its checkpoint itself

@@ -19,7 +19,7 @@ from fedlsg.config.partitions import SCHEMES
 from fedlsg.config.units import EXAMPLE, UNITS, Unit
 from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
 from fedlsg.simulations.workloads.base.parts import Parts, distinct_names, partition
-from fedlsg.training.persons import is_missing, numbers_of
+from fedlsg.training.persons import is_missing, is_unclear, numbers_of
 
 Person = Int64[Tensor, " rows"]
 """The number of each row's person."""
@@ -175,6 +175,12 @@ def _check_complete(values: np.ndarray, name: str) -> None:
             raise ValueError(
                 f"partition={name}: row {row} has a missing value ({value!r}): give each row its "
                 "client, or leave the row out"
+            )
+        if is_unclear(value):
+            raise ValueError(
+                f"partition={name}: row {row} has {value!r}, which means a missing value in many "
+                "files: give each row its client, leave the row out, or give the client another "
+                "name"
             )
         if not isinstance(value, str | int | float):
             raise ValueError(

@@ -18,18 +18,14 @@ from fedlsg.simulations.client.node.refusals import (
     SettingsError,
     TermsError,
 )
-from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from fedlsg.simulations.planning.base.isolation_level import at_level
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import RANDOM
 from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import AUTO, Settings
-from fedlsg.simulations.workloads.features.encoders import PATCHES, SCATTERING
+from fedlsg.simulations.workloads.features.encoders import BUILT_IN
 from fedlsg.user_code.library import own_code
-
-ENCODERS = (PATCHES, SCATTERING, *NAMES)
-"""Features that a deployed client makes. Any other name could be that of a folder of the client."""
 
 
 def usable(settings: Settings, terms: NodeConfig) -> Settings:
@@ -131,9 +127,9 @@ def _refuse_paths(s: Settings) -> None:
         raise TermsError(
             f"model={s.model!r} is a path: a deployed client takes models by name alone"
         )
-    if s.features not in (None, *ENCODERS):
+    if s.features not in (None, *BUILT_IN):
         raise TermsError(
-            f"features={s.features!r}: a deployed client makes features by {', '.join(ENCODERS)} "
+            f"features={s.features!r}: a deployed client makes features by {', '.join(BUILT_IN)} "
             "alone"
         )
 

@@ -59,17 +59,19 @@ SHORT_RHO = 0.5
 """Below this rho the noise of a step is short next to the clip norm."""
 
 
-def rho_words(rho: float, *, fewer: bool, secure: bool) -> str:
+def rho_words(rho: float, *, fewer: bool, secure: bool, images: bool = False) -> str:
     """What a rho means, in words.
 
     fewer: the method sends fewer values than the model has.
     secure: clients share the noise of a sum already.
+    images: the inputs are images.
     """
     if rho < SHORT_RHO:
         methods = "a method that sends more values, " if fewer else ""
+        how = "--features patches, " if images else ""
         return (
             f"noise hides little of a step, so look for accuracy in {methods}the model or public "
-            f"features (fedlsg docs features). {MEASURED}"
+            f"features ({how}fedlsg docs features). {MEASURED}"
         )
     shared = "" if secure else " or trust=secure"
     return (
@@ -160,7 +162,12 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
     batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     kept = mean_frame(public).kept
     trained = sum(p.numel() for p in public.model.parameters() if p.requires_grad)
-    meaning = rho_words(length, fewer=kept < trained, secure=plan.settings.trust != "client")
+    meaning = rho_words(
+        length,
+        fewer=kept < trained,
+        secure=plan.settings.trust != "client",
+        images=plan.workload.has_images,
+    )
     return (
         f"rho = {length:.3g}: {RHO_IS} ({kept:,} values{before}, {k} "
         f"{'client' if k == 1 else 'clients'}{batch})\n{meaning}"

@@ -79,14 +79,8 @@ def prepare(
     given: names of the settings that a user gave for this run. One that has no effect is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
-    if settings.preset is not None:
-        settings = from_run_config(as_config(settings))
-    if settings.method != AUTO:
-        strategies.check_name(settings.method)
-    settings = with_digest(settings)
     deployed = declared is not None or own is not None
-    check_given(settings, deployed=deployed)
-    settings = _with_paths(settings)
+    settings = _checked(settings, deployed=deployed)
     workload = _load(settings, progress, deployed=deployed) if loaded is None else loaded
     if own is not None:
         train = own.read(workload)
@@ -132,6 +126,26 @@ def prepare(
     )
 
 
+def data_for_plan(settings: Settings, progress: Progress) -> LoadedWorkload:
+    """The data of a simulation for ``fedlsg plan``, as ``loaded`` of ``prepare``.
+
+    A plan reads few training rows of fedlsg's own workloads: features are made of these alone.
+    Raises as ``prepare``.
+    """
+    return _load(_checked(settings, deployed=False), progress, deployed=False, for_plan=True)
+
+
+def _checked(settings: Settings, *, deployed: bool) -> Settings:
+    """The settings as data are loaded by them. Raises ValueError as ``prepare``."""
+    if settings.preset is not None:
+        settings = from_run_config(as_config(settings))
+    if settings.method != AUTO:
+        strategies.check_name(settings.method)
+    settings = with_digest(settings)
+    check_given(settings, deployed=deployed)
+    return _with_paths(settings)
+
+
 def data_key(settings: Settings) -> tuple[str, ...]:
     """The settings that decide what data are loaded: equal keys mean equal data."""
     names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
@@ -150,7 +164,9 @@ def _with_paths(settings: Settings) -> Settings:
     )
 
 
-def _load(s: Settings, progress: Progress, *, deployed: bool) -> LoadedWorkload:
+def _load(
+    s: Settings, progress: Progress, *, deployed: bool, for_plan: bool = False
+) -> LoadedWorkload:
     """The data of the settings, normalised if they say so.
 
     It is the workload, its public part in a deployment, or public rows to train on.
@@ -165,6 +181,8 @@ def _load(s: Settings, progress: Progress, *, deployed: bool) -> LoadedWorkload:
             progress=progress,
             public_only=deployed,
             seed=s.seed if s.reproducible else None,
+            # all rows of a user's own data are checked
+            few_rows=for_plan and workloads.own(s.workload) is None,
         )
     else:
         workload = public_rows.load(

@@ -25,7 +25,7 @@ from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings, callbacks_with, from_values, values_of
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Options
-from fedlsg.simulations.workloads.features.encoders import SCATTERING, written
+from fedlsg.simulations.workloads.features.encoders import BUILT_IN, written
 from fedlsg.simulations.workloads.public_data import forms, probe_source
 from fedlsg.user_code import DATA, shown
 
@@ -87,7 +87,8 @@ def refuse_unfinished(start: str) -> None:
 def starts_of(settings: Settings) -> dict[str, str]:
     """Paths or names of the weights to start from and of those of features, by setting."""
     given = {name: getattr(settings, name) for name in ("pretrained", "features")}
-    return {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
+    none = (None, RANDOM, *BUILT_IN)
+    return {name: str(value) for name, value in given.items() if value not in none}
 
 
 def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
@@ -105,8 +106,9 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
         read.add(str(facts["pretrained_on"].get("source")))
     if "method" in facts:
         read.add(row_name(str(facts.get("workload")), options.get("dataset")))
-    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM}
-    return read.union(*(rows_behind(source_before, seen) for source_before in earlier - seen))
+    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")}
+    earlier -= {RANDOM, *BUILT_IN, *seen}
+    return read.union(*(rows_behind(source_before, seen) for source_before in earlier))
 
 
 def row_name(workload: str, dataset: str | None) -> str:
@@ -128,7 +130,7 @@ def from_root(settings: Settings) -> Settings:
         values["start_from"] = str(Path(start).expanduser().resolve())
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
         values["pretrained"] = str(Path(weights).expanduser().resolve())
-    if features not in (RANDOM, SCATTERING) and written(features) is not None:
+    if written(features) is not None:
         values["features"] = str(Path(features).expanduser().resolve())
     for name in ("source", "public_rows"):
         value = str(values.get(name, ""))

@@ -140,7 +140,10 @@ def rows_record(plan: Plan) -> Record:
     """
     # a file for each client most often has its name
     places = () if plan.workload.parts is not None else plan.workload.places
-    files = {"files": sorted({place.name for place in places})}
+    files = {
+        "files": sorted({place.name for place in places}),
+        "images": plan.workload.has_images,
+    }
     if plan.unit.at_server:
         return files
     sizes = plan.clients.sizes

@@ -1,4 +1,6 @@
-"""Warnings about test rows that are also training rows: accuracy on them says nothing of new rows.
+"""Warnings about test rows that are also training rows, or of persons who have training rows.
+
+Accuracy on them says nothing of new rows or persons.
 
 Rows may be equal by chance, such as those of a table with few categories. The training rows tell
 how many: the share of them that equal another training row is also that of new rows from the same
@@ -26,11 +28,12 @@ from fedlsg.rows.origin import parts_of
 from fedlsg.rows.row_memory import earlier_rows, joined
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.base.run_base import Base
-from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads import LoadedWorkload, Split
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.simulations.workloads.base.stored_arrays import MASK, arrays_of, is_known
 from fedlsg.simulations.workloads.public_data import digests
 from fedlsg.simulations.workloads.rows.loaders import is_splits
+from fedlsg.training.persons import is_missing
 
 AT_ONCE = 4096
 """Rows that are read together."""
@@ -45,10 +48,11 @@ RULE_OF_THREE = 3
 DEVIATIONS = 3.0
 """Standard deviations of the number of equal test rows by chance that are allowed."""
 WHY = (
-    "accuracy on them says nothing of new rows, and it is computed from private rows without "
-    "noise, so that no epsilon covers it: give other test rows, or leave test out and give "
-    "holdout=0.2"
+    "accuracy on them says nothing of new {rows}, and it is computed from private {rows} without "
+    "noise, so that no epsilon covers it: give other test rows"
 )
+HOLDOUT = ", or leave test out and give holdout=0.2"
+FOR_OWNER = "(for you alone: this number is of private rows, without noise, and no file has it)"
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 """Whole numbers of 64 bits."""
 
@@ -67,13 +71,21 @@ class Shared(NamedTuple):
 def shared_notes(base: Base) -> Shared:
     """A warning about a user's test rows that equal training rows, more of them than by chance.
 
+    If a person is the unit, the warning is also about test rows of persons who have training rows.
     There is none for test rows that ``holdout`` took from the training rows, and for public rows to
     train on, which have a check of their own.
     """
     s, own = base.settings, workloads.own(base.settings.workload)
     train, test = base.workload.train, base.workload.test
-    if own is None or s.holdout or s.public_rows is not None or isinstance(train, NoRows):
+    if own is None or s.public_rows is not None or isinstance(train, NoRows):
         return Shared()
+    if s.holdout:
+        note = f"accuracy is of the share holdout={s.holdout:g} of train: test= is not used"
+        return Shared() if own.test is None else Shared(notes=(note,))
+    persons = base.workload.unit or base.unit.name
+    if of_persons := rows_of_persons(base.workload, persons):
+        words = f"test rows have a value of {persons} that training rows have"
+        return _shared(base, of_persons, words, WHY.format(rows=f"values of {persons}"))
     if train.drawn or test.drawn:  # one row has other values each time that it is read
         shared, share = _same_origins(own.train, own.test), 0.0
     else:
@@ -81,13 +93,35 @@ def shared_notes(base: Base) -> Shared:
     is_many = is_one(own.train, own.test) or shared > most_by_chance(share, train, test)
     if not shared or not is_many:
         return Shared()
-    number = (
-        f"{shared:,} of {len(test):,} test rows are also training rows (for you alone: this number "
-        "is of private rows, without noise, and no file has it)"
-    )
+    why = WHY.format(rows="rows") + ("" if base.unit.persons else HOLDOUT)
+    return _shared(base, shared, "test rows are also training rows", why)
+
+
+def _shared(base: Base, number: int, words: str, why: str) -> Shared:
+    """The warning that so many test rows are in the training data in some way.
+
+    words: "test rows are ...".
+    """
+    counted = f"{number:,} of {len(base.workload.test):,} {words} {FOR_OWNER}"
     if base.unit.whole:
-        return Shared(for_owner=(f"{number}: {WHY}",))
-    return Shared(notes=(f"some test rows are also training rows: {WHY}",), for_owner=(number,))
+        return Shared(for_owner=(f"{counted}: {why}",))
+    return Shared(notes=(f"some {words}: {why}",), for_owner=(counted,))
+
+
+def rows_of_persons(workload: LoadedWorkload, column: str) -> int:
+    """The number of test rows of persons who have training rows; 0 if test has no such column.
+
+    Persons are compared as they are written; 30.0 is 30, as pandas writes a column with gaps. So
+    persons that test numbers anew, from 1, need other names there.
+    """
+    if column not in workload.columns or column not in workload.test_columns:
+        return 0
+    train, test = (
+        [None if is_missing(value) else str(value).removesuffix(".0") for value in values.tolist()]
+        for values in (workload.columns[column], workload.test_columns[column])
+    )
+    known = {*train} - {None}
+    return sum(value in known for value in test)
 
 
 def most_by_chance(share: float, train: Split, test: Split) -> float:

@@ -30,6 +30,7 @@ from fedlsg.simulations.report.page_of_run.what_helps import (
     hints,
     is_named,
     lost_to_privacy,
+    smaller_epsilon,
 )
 from fedlsg.simulations.report.pages.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.pages.figure import interactive
@@ -142,7 +143,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
             warnings=tuple(_warnings(result)),
             sections=sections(
                 ("", [progress] if progress else []),
-                ("Is it private?", _privacy(result)),
+                ("Is it private?", _privacy(result, against)),
                 ("Does it work?", _quality(result, against)),
                 ("What did it cost?", _cost(result)),
                 ("What would help?", _help(result, against)),
@@ -167,12 +168,11 @@ def _title_of(result: Result, settings: Summary) -> str:
 
 def _made(result: Result, *commands: Code) -> Section:
     """What a finished run was trained and ran on, and the commands that repeat it."""
-    data = facts_if_any(data_facts(result))
+    data = data_facts(result)
     if result.done:
-        section = made_section([result], *commands)
-        return replace(section, parts=(*data, *section.parts))
+        return made_section([result], *commands, data=data)
     shown_commands = [code for code in commands if code.text]
-    return Section(title="How it was made", parts=(*data, *shown_commands))
+    return Section(title="How it was made", parts=(*facts_if_any(data), *shown_commands))
 
 
 def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
@@ -181,8 +181,11 @@ def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
     return [interactive(charts, caption, columns=columns)] if charts else []
 
 
-def _privacy(result: Result) -> list[Part]:
-    """Of whom and against whom epsilon is, the budget, and what rho means."""
+def _privacy(result: Result, against: Result | None) -> list[Part]:
+    """Of whom and against whom epsilon is, the budget, and what rho means.
+
+    What rho means is advice, which a run without anything left to gain does not need.
+    """
     parts = _cards(privacy_tiles(result))
     if before := started_words(result):
         parts.append(Text(words=before))
@@ -192,10 +195,11 @@ def _privacy(result: Result) -> list[Part]:
         line = privacy_line(result.summary)
         parts.append(Text(words=f"{line[:1].upper()}{line[1:]}."))
         parts += facts_if_any(_chosen(result, ("readers",)))
-    if rho := result.summary.get("rho"):
+    if (rho := result.summary.get("rho")) and smaller_epsilon(result, against) is None:
         fewer = (result.saved or 1.0) > FEWER_BYTES
         secure = result.summary["trust"] != "client"
-        words = rho_words(rho, fewer=fewer, secure=secure)
+        images = result.start.get("rows", {}).get("images", False)
+        words = rho_words(rho, fewer=fewer, secure=secure, images=images)
         parts.append(Text(words=f"{words[:1].upper()}{words[1:]}", style="note"))
     return parts
 

@@ -43,6 +43,8 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
         return (f"{OUTSIDE}: the server is trusted", "limited")
     if summary["trust"] == "aggregate":
         return ("private only if the sum is secure, which is assumed", "limited")
+    if result.held_out:
+        return (f"private, but the accuracies are {NOT_PRIVATE}", "limited")
     readers = summary.get("epsilon_by_reader", {})
     if any(not math.isfinite(float(value)) for value in readers.values()):
         return (OUTSIDE, "limited")

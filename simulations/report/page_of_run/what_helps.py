@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from fedlsg import strategies
+from fedlsg.extras import install_hint
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice.hints import guessing_line
 from fedlsg.simulations.report.page_of_run.run_charts import Curve, accuracy_curve, curves
@@ -32,7 +33,6 @@ FEWER_BYTES = 1.05
 """A method sends fewer bytes if a dense update has more than this many times as many."""
 SENDS_MORE = ("dpsgd", "probe")
 """Methods that were the most accurate of those that were measured, the dense one first."""
-PLOTS = 'pip install "fedlsg[plots]"'
 UNSPENT = 0.9
 """A run that spent less than this share of its budget has some left."""
 HIDDEN = 1.0
@@ -137,7 +137,7 @@ def hints(result: Result, *, against: Result | None = None) -> list[Hint]:
 
 
 def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
-    if enough := _smaller_epsilon(result, against):
+    if enough := smaller_epsilon(result, against):
         yield enough
         yield from _clients(result)
         return
@@ -148,6 +148,7 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
     if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
         yield "Away from guessing", f"{line[:1].upper()}{line[1:]}."
     else:  # the curve of a run that guesses shows no trend
+        yield from _public_features(result)
         yield from _sends_more(result, against)
         yield from () if loss is None else _of_the_end(result, loss)
         yield from _peak(result)
@@ -164,9 +165,14 @@ def _hints(result: Result, *, against: Result | None) -> Iterator[Hint]:
         )
 
 
+def _draws() -> str:
+    """The extra that a command which draws needs, if it is not installed."""
+    return install_hint("plots", "pandas", "matplotlib")
+
+
 def _against_no_privacy(result: Result) -> str:
     """How to find out what privacy costs."""
-    then = f"then: fedlsg report RUN --against THAT_RUN (it draws: {PLOTS})."
+    then = f"then: fedlsg report RUN --against THAT_RUN{_draws()}."
     if result.deployed:
         return (
             "The accuracy without privacy is not known here, and clients of a deployment refuse to "
@@ -243,7 +249,7 @@ def _fewer_rounds(result: Result) -> str:
     return f"{fewer}; a smaller learning_rate (learning_rate=x0.5) is steadier{average}."
 
 
-def _smaller_epsilon(result: Result, against: Result | None) -> Hint | None:
+def smaller_epsilon(result: Result, against: Result | None) -> Hint | None:
     """A hint for a private run whose accuracy is about 100 %, or as high as without privacy."""
     chance, accuracy, budget = result.chance, result.accuracy, result.epsilon_target
     if not result.private or accuracy is None or chance is None:
@@ -287,6 +293,21 @@ def lost_to_privacy(result: Result, against: Result | None) -> Lost | None:
     return Lost(against.accuracy, lost, level)
 
 
+def _public_features(result: Result) -> Iterator[Hint]:
+    """A hint for a private run on images that trains a whole network from random weights."""
+    images = result.start.get("rows", {}).get("images", False)
+    if not (result.private and images and result.accuracy is not None):
+        return
+    if result.settings.get("pretrained"):
+        return
+    option = "--features patches" if is_named(result) else 'features="patches"'
+    yield (
+        "Public features",
+        f"The inputs are images: {option} trains a small head on fixed features of them, which no "
+        "noise reaches (fedlsg docs features).",
+    )
+
+
 def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
     """A hint for a method that sends fewer values than the model has, if its noise is short.
 
@@ -303,7 +324,7 @@ def _sends_more(result: Result, against: Result | None) -> Iterator[Hint]:
     if known and result.epsilon_target is not None:
         tried = (
             f"fedlsg compare {settings['workload']} --methods {','.join([result.method, *others])} "
-            f"--epsilons {result.epsilon_target:g} ({PLOTS})"
+            f"--epsilons {result.epsilon_target:g}{_draws()}"
         )
     lost = lost_to_privacy(result, against)
     behind = "" if lost is None else f"{100 * lost.points:.1f} points are lost to privacy. "

@@ -1,6 +1,6 @@
 """Sections of pages of runs: what epsilon means, and what the runs ran on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,16 @@ def row_warnings(results: Sequence[Result]) -> list[str]:
     return [*held_out, *([PUBLIC_ROWS.format(", ".join(names))] if names else [])]
 
 
-def made_section(done: Sequence[Result], *code: Code) -> Section:
-    """What the finished runs ran on, and the commands or files that repeat them."""
+def made_section(
+    done: Sequence[Result], *code: Code, data: Mapping[str, str] | None = None
+) -> Section:
+    """What the finished runs ran on, and the commands or files that repeat them.
+
+    data: facts about the data, which come first.
+    """
     return Section(
         title="How it was made",
-        parts=(facts_of(facts(done)), *(part for part in code if part.text)),
+        parts=(facts_of({**(data or {}), **facts(done)}), *(part for part in code if part.text)),
     )
 
 
@@ -112,7 +117,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
     versions = {name: of(name, "versions") for name in done[-1].summary.get("versions", {})}
     return {
         "workload": f"{of('workload')}, model {of('model')}",
-        "federation": f"{of('clients')} clients, {of('rounds')} rounds",
+        "federation": f"{of('clients')} clients{_selected(done)}, {of('rounds')} rounds",
         **_evaluated(done),
         "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device "
         f"{of('device')}",
@@ -123,6 +128,14 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         **_time(done),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def _selected(done: Sequence[Result]) -> str:
+    """How many clients each round selects, in words; empty if every run selects all."""
+    of_runs = [run.settings.get("clients_per_round") or run.summary["clients"] for run in done]
+    if all(count == run.summary["clients"] for count, run in zip(of_runs, done, strict=True)):
+        return ""
+    return f", {_join_different(of_runs)} selected in each round"
 
 
 def _evaluated(done: Sequence[Result]) -> dict[str, str]:

@@ -141,6 +141,7 @@ class Request:
     progress: Progress
     public_only: bool
     seed: int | None = None
+    few_rows: bool = False
 
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -326,6 +327,11 @@ class LoadedWorkload:
         scores = ("loss",) if self.num_classes is None else ("accuracy", "loss")
         measured: dict[str, Metric | None] = {**dict.fromkeys(scores), **self.metrics}
         return {name: higher_is_better(name, metric) for name, metric in measured.items()}
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the inputs of the model are images, and not features of them."""
+        return self.pixels is not None and self.features is None
 
     @property
     def features_digest(self) -> str:

@@ -33,6 +33,7 @@ from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     Encoder,
     decorrelated,
+    encode_later,
     encode_rows,
     encode_split,
 )
@@ -67,9 +68,13 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     if (count := options.feature_axes) is not None:
         draw = next(iter(source.synthetic.values()))
         encoder = on_axes(encoder, draw, count, cache=cache, progress=say)
-    encoded = source.with_splits(
-        lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name)
-    )
+
+    def encode(name: str, split: Split) -> Split:
+        if name == "train" and request.few_rows:
+            return encode_later(split, encoder)
+        return encode_split(split, encoder, cache=cache, progress=say, what=name)
+
+    encoded = source.with_splits(encode)
     shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
     pixels, synthetic = _synthetic(source, encoder)
     read = source.read

@@ -20,6 +20,7 @@ noise to such means, which costs privacy; their group norm costs none, and is ``
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,8 +43,8 @@ from fedlsg.simulations.workloads.features.blocks import BLOCK_ROWS, Product
 
 FORMAT = "float16, one example at a time, version 2"
 """A part of the key of cached features; another form needs another text."""
-REPORT_EVERY = 1000
-"""Examples between two lines of progress."""
+FIRST_REPORT, REPORT_EVERY = 5.0, 60.0
+"""Seconds until the time left is said, and between two such lines."""
 DIGESTED_AT_ONCE = 256
 """Examples that are read at a time for the digest of a split."""
 
@@ -133,6 +134,41 @@ def encode_split(
     )
 
 
+class LaterFeatures:
+    """Features of a split that are computed when they are read, for a plan that reads few rows.
+
+    Nothing is kept in the cache folder. Guarantee: the same features as those of ``encode_split``.
+    """
+
+    def __init__(self, split: Split, encoder: Encoder) -> None:
+        self._split, self._encoder = split, encoder
+        first = _encode_rows(split, encoder, [0])
+        self._features: np.ndarray = np.zeros((len(split), *first.shape[1:]), dtype=np.float16)
+        self._known = np.zeros(len(split), dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        new = np.unique(rows)
+        new = new[~self._known[new]]
+        for block in _blocks_of(len(new)):
+            numbers = new[block.start : block.stop]
+            self._features[numbers] = _encode_rows(self._split, self._encoder, numbers)
+        self._known[new] = True
+        return np.asarray(self._features[rows])
+
+
+def encode_later(split: Split, encoder: Encoder) -> Split:
+    """The same examples as features that are computed when they are read."""
+    return Split(
+        inputs=LaterFeatures(split, encoder),
+        labels=split.labels,
+        prepare=as_float,
+        encoded_from=split,
+    )
+
+
 def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
     """Features of public inputs, rounded as those of a split, float32."""
 
@@ -162,22 +198,38 @@ def _inputs(split: Split, rows: np.ndarray) -> Inputs:
 
 
 def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np.ndarray:
-    """Features of all examples as float16. Raises ValueError for features beyond its range."""
+    """Features of all examples as float16; the time left is said from a first measurement on.
+
+    Raises ValueError for features beyond the range of float16.
+    """
+    began, report_at = time.monotonic(), FIRST_REPORT
     progress(f"features of {what}: {len(split):,} examples; they are kept for later runs")
-    first = encoder.of([_inputs(split, np.array([0]))])
+    first = _encode_rows(split, encoder, [0])
     features = np.empty((len(split), *first.shape[1:]), dtype=np.float16)
     for rows in _blocks_of(len(split)):
-        block = slice(rows.start, rows.stop)
-        with np.errstate(over="ignore"):  # too large for float16 becomes infinite: refused below
-            features[block] = encoder.of([_inputs(split, np.array([row])) for row in rows]).numpy()
-        if not np.isfinite(features[block]).all():
-            raise ValueError(
-                f"features={encoder.name} gives values that are not finite in float16: give "
-                "feature_norm=group"
+        features[rows.start : rows.stop] = _encode_rows(split, encoder, rows)
+        seconds = time.monotonic() - began
+        if seconds >= report_at and rows.stop < len(split):
+            report_at = seconds + REPORT_EVERY
+            minutes = seconds / rows.stop * (len(split) - rows.stop) / 60
+            progress(
+                f"features of {what}: {rows.stop:,} of {len(split):,} examples, "
+                f"about {minutes:.1f} minutes left"
             )
-        if rows.stop // REPORT_EVERY > rows.start // REPORT_EVERY:
-            progress(f"features of {what}: {rows.stop:,} of {len(split):,} examples")
     return features
+
+
+def _encode_rows(split: Split, encoder: Encoder, rows: Iterable[int]) -> np.ndarray:
+    """Features of a block of examples as float16. Raises ValueError for values beyond its range."""
+    with np.errstate(over="ignore"):  # too large for float16 becomes infinite: refused below
+        features = encoder.of([_inputs(split, np.array([row])) for row in rows]).numpy()
+        stored = features.astype(np.float16)
+    if not np.isfinite(stored).all():
+        raise ValueError(
+            f"features={encoder.name} gives values that are not finite in float16: give "
+            "feature_norm=group"
+        )
+    return stored
 
 
 def digest_inputs(batches: Iterable[Inputs], salt: str) -> str:

@@ -43,6 +43,8 @@ from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.features.encode import Encoder, digest_arrays
 
 PATCHES, SCATTERING = "patches", "scattering"
+BUILT_IN = (PATCHES, SCATTERING, *NAMES)
+"""Names of features that come with fedlsg: no folder of such a name hides them."""
 """Names of encoders without a model."""
 WEIGHTS, FACTS = "model.safetensors", "config.json"
 """Files of a model that fedlsg wrote."""
@@ -77,10 +79,12 @@ class Written:
 
 
 def written(features: str) -> Written | None:
-    """The model that fedlsg wrote at a path; None for any other name.
+    """The model that fedlsg wrote at a path; None for any other name, and for a built-in one.
 
     Raises ValueError for a config.json that cannot be read.
     """
+    if features in BUILT_IN:
+        return None
     folder = Path(features).expanduser()
     folder = folder.parent if folder.name == WEIGHTS else folder
     if not ((folder / WEIGHTS).is_file() and (folder / FACTS).is_file()):

@@ -41,6 +41,7 @@ from fedlsg.simulations.workloads.rows.transform import (
     transformed,
 )
 from fedlsg.strategies.own_loop.row_checks import not_finite
+from fedlsg.training.persons import is_unclear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +228,12 @@ def _numbers_of_texts(
     classes = columns.classes
     if not classes:
         classes = tuple(sorted(set(things))) if columns.like is None else columns.like.classes
+        if unclear := [name for name in classes if is_unclear(name)]:
+            raise ValueError(
+                f"{what} targets have {unclear[0]!r} in row {things.index(unclear[0])}, which "
+                "means a missing value in many files: fill it in, leave the row out, or, if it is "
+                "a class, name all classes with classes=[...]"
+            )
     if not classes:
         raise ValueError(
             f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K "

@@ -18,6 +18,7 @@ from fedlsg.config.choices import did_you_mean
 from fedlsg.simulations.workloads.rows import Columns, as_targets
 from fedlsg.simulations.workloads.rows.table_files import (
     DELIMITERS,
+    codes_of,
     metadata_of,
     published_of,
     read_file,
@@ -50,6 +51,8 @@ class Table:
     published: names of the classes of a column, in order.
     path: of its file; None for a table that is in memory.
     targets: of a pair (table, targets); None if the targets are a column.
+    numbers: columns of a CSV file with leading zeros, such as 007, as numbers. ``columns`` has them
+        as texts, for 007 and 7 are two clients or classes. Inputs are numbers.
     """
 
     columns: Mapping[str, Any]
@@ -59,6 +62,7 @@ class Table:
     published: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     path: Path | None = None
     targets: Any = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of_file(path: Path, what: str, texts: Sequence[str] = ()) -> "Table":
@@ -66,7 +70,14 @@ class Table:
 
         Raises OSError or ValueError, naming the file, if it cannot be read.
         """
-        return replace(Table.of(read_file(path, what, texts), f"{what}={path.name}"), path=path)
+        data = read_file(path, what, texts)
+        table = replace(Table.of(data, f"{what}={path.name}"), path=path)
+        codes = {name.strip(): column for name, column in codes_of(path, what, data).items()}
+        return replace(
+            table,
+            columns={**table.columns, **codes},
+            numbers={name: table.columns[name] for name in codes},
+        )
 
     @staticmethod
     def of(data: Any, what: str) -> "Table":
@@ -132,6 +143,14 @@ class Table:
         """
         return _values(self.columns[name], f"{self.what}: column {name!r}")
 
+    def input_column(self, name: str) -> Any:
+        """A column as an input: codes such as 007 are numbers there."""
+        return self.numbers.get(name, self.columns[name])
+
+    def input_values(self, name: str) -> np.ndarray:
+        """``values`` of a column as an input."""
+        return _values(self.input_column(name), f"{self.what}: column {name!r}")
+
     @staticmethod
     def joined(tables: "Sequence[Table]", what: str) -> "Table":
         """The rows of several tables one after the other. Columns are matched by name.
@@ -147,7 +166,18 @@ class Table:
                         f"{holder.what} has the column {name!r}, which {other.what} has not: give "
                         "all clients the same columns"
                     )
-        columns = {name: _joined_column(name, tables) for name in first.columns}
+        codes = dict.fromkeys(name for table in tables for name in table.numbers)
+        numbers = {
+            name: _joined_column(name, [table.input_column(name) for table in tables])
+            for name in codes
+        }
+        tables = [
+            table.as_texts([name for name in codes if not table.is_text(name)]) for table in tables
+        ]
+        columns = {
+            name: _joined_column(name, [table.columns[name] for table in tables])
+            for name in first.columns
+        }
         published = dict(first.published)
         for name, table in product(first.columns, tables):
             if table.published.get(name) != first.published.get(name):
@@ -164,18 +194,26 @@ class Table:
             what=what,
             indexes=indexes,
             published=published,
+            numbers=numbers,
         )
 
     def take(self, rows: np.ndarray) -> "Table":
         """These rows in this order."""
-        columns = {
-            name: [column[row] for row in rows] if isinstance(column, list) else column.take(rows)
-            for name, column in self.columns.items()
-        }
+        columns, numbers = (
+            {
+                name: [values[row] for row in rows]
+                if isinstance(values, list)
+                else values.take(rows)
+                for name, values in several.items()
+            }
+            for several in (self.columns, self.numbers)
+        )
         targets = self.targets
         if targets is not None:
             targets = targets.iloc[rows] if hasattr(targets, "iloc") else np.asarray(targets)[rows]
-        return replace(self, columns=columns, size=len(rows), targets=targets, path=None)
+        return replace(
+            self, columns=columns, numbers=numbers, size=len(rows), targets=targets, path=None
+        )
 
     @property
     def is_csv(self) -> bool:
@@ -184,11 +222,7 @@ class Table:
 
     def is_text(self, name: str) -> bool:
         """Whether a column holds texts."""
-        return str(getattr(self.columns[name], "type", "")) in (
-            "string",
-            "large_string",
-            "string_view",
-        )
+        return _is_text(self.columns[name])
 
     def as_texts(self, names: Sequence[str]) -> "Table":
         """The table with these columns as texts, as its file has them.
@@ -236,7 +270,7 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
             "of the inputs"
         )
     for name in inputs:
-        if _numbers_rows(name, table.columns[name]):
+        if _numbers_rows(name, table.input_column(name)):
             raise ValueError(
                 f"{table.what}: the column {name!r} numbers the rows, as an index does, and would "
                 "tell a row's place: leave it out of the data, or name all columns of the inputs "
@@ -287,12 +321,17 @@ def agree_inputs(tables: Sequence[Table], columns: Columns) -> Columns:
                     "the inputs with inputs="
                 )
     targets = columns.targets or (LABEL,)
-    used = [*inputs, *(targets if len(targets) == 1 else ())]  # several targets are numbers
     texts = [
         name
-        for name in used
-        if any(name in table.columns and table.is_text(name) for table in tables)
+        for name in inputs
+        if any(name in table.columns and _is_text(table.input_column(name)) for table in tables)
     ]
+    if len(targets) == 1:  # several targets are numbers
+        texts += [
+            name
+            for name in targets
+            if any(name in table.columns and table.is_text(name) for table in tables)
+        ]
     return replace(columns, inputs=inputs, texts=(*columns.texts, *texts))
 
 
@@ -404,11 +443,15 @@ def _of_pandas(column: Any) -> Any:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
-def _joined_column(name: str, tables: Sequence[Table]) -> Any:
+def _is_text(column: Any) -> bool:
+    """Whether a column holds texts."""
+    return str(getattr(column, "type", "")) in ("string", "large_string", "string_view")
+
+
+def _joined_column(name: str, parts: Sequence[Any]) -> Any:
     """A column of several tables. Raises ValueError where their types do not fit together."""
     import pyarrow as pa
 
-    parts = [table.columns[name] for table in tables]
     if all(isinstance(part, list) for part in parts):
         return [thing for part in parts for thing in part]
     kinds = dict.fromkeys(str(getattr(part, "type", "things")) for part in parts)

@@ -39,7 +39,6 @@ from fedlsg.simulations.workloads.rows.image_contents import (
     choose_frame,
     without_transparency,
 )
-from fedlsg.simulations.workloads.rows.table_files import read_file
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of the file with more columns; the first that exists is read."""
@@ -231,7 +230,12 @@ def _targets_of(
                 "of an image is its class"
             )
     published = table.published.get(names[0], ()) if len(names) == 1 else ()
-    values = join_targets([table.values(name) for name in names], images.title)
+    if columns.targets is None and columns.like is None and not columns.classes:
+        # a folder named "none" is a class, while the same text in a table may be a missing value
+        columns = replace(columns, classes=tuple(sorted({*table.values(LABEL)})))
+    # several targets are numbers
+    values_of = table.values if len(names) == 1 else table.input_values
+    values = join_targets([values_of(name) for name in names], images.title)
     return number_targets(values, published, columns, images.title)
 
 
@@ -454,7 +458,8 @@ def _metadata(images: ImageFolder, columns: Columns) -> Table | None:
     if not paths:
         return None
     path = paths[0]
-    table = Table.of(read_file(path, path.name, (FILE_NAME, *columns.texts)), path.name)
+    table = Table.of_file(path, path.name, (FILE_NAME, *columns.texts))
+    table = replace(table, what=path.name)
     if FILE_NAME not in table.columns:
         raise ValueError(
             f"{path} has no column {FILE_NAME}, of names such as {images.names[0]}; it has "

@@ -129,7 +129,7 @@ def _with_texts(table: Table, columns: Columns) -> Columns:
         or any(name in columns.texts for name in names)
     ):
         return columns
-    values = [table.values(name)[:PROBE_ROWS] for name in names]
+    values = [table.input_values(name)[:PROBE_ROWS] for name in names]
     if any(value.dtype.kind not in "iuf" or value.ndim > 1 for value in values):
         return columns
     numbers = torch.from_numpy(np.stack(values, axis=1).astype(np.float32))
@@ -250,7 +250,10 @@ def _table(table: Table, columns: Columns) -> Rows:
         if is_read and not table.is_text(name):
             texts.append(name)
     table = table.as_texts(texts)
-    values = {name: table.values(name) for name in (*inputs, *wanted)}
+    values = {}
+    for name in (*inputs, *wanted):
+        is_code = name in columns.texts or wanted == (name,)  # several targets are numbers
+        values[name] = table.values(name) if is_code else table.input_values(name)
     if wanted:
         target_values = join_targets([values[name] for name in wanted], what)
         published = table.published.get(wanted[0], ()) if len(wanted) == 1 else ()

@@ -1,5 +1,6 @@
 """Files of tables are read as pyarrow tables: .csv, .tsv, .jsonl and .parquet, in any case."""
 
+import mmap
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ UTF8_FIX = (
     "save it as UTF-8 (in spreadsheets: CSV UTF-8), or convert it: iconv -f latin1 -t utf-8 OLD > "
     "NEW"
 )
+_CODE = re.compile(rb'[\s,;|"]0\d')
+"""The beginning of a value that may be a code with leading zeros, such as 007."""
 _DECIMAL_COMMA, _DECIMAL_POINT = (
     re.compile(rf'(?:^|;)\s*"?-?\d+{mark}\d+"?\s*(?:;|$)', re.M) for mark in (",", r"\.")
 )
@@ -74,6 +77,35 @@ def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
         raise ValueError(
             f"{what}={str(path)!r} cannot be read: {' '.join(str(error).split())}"
         ) from None
+
+
+def codes_of(path: Path, what: str, table: Any) -> dict[str, Any]:
+    """Columns with leading zeros, as texts: whole numbers would make one value of 007 and 7.
+
+    table: of pyarrow, as ``read_file`` gave it. Only a CSV file has such columns.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if path.suffix.lower() not in DELIMITERS:
+        return {}
+    names = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    names = [name for name in names if table.column_names.count(name) == 1]
+    if not names or not _may_have_codes(path):
+        return {}
+    texts = read_file(path, what, names)
+    pattern = r"^\s*0\d"
+    codes = [
+        name for name in names if pc.any(pc.match_substring_regex(texts[name], pattern)).as_py()
+    ]
+    return {name: texts[name] for name in codes}
+
+
+def _may_have_codes(path: Path) -> bool:
+    """Whether a zero and another digit begin a value anywhere in a text file; fast."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        is_utf8 = _encoding(content[:HEAD_BYTES]) == "utf8"
+        return not is_utf8 or _CODE.search(content) is not None
 
 
 class _NotUtf8Error(Exception):

@@ -15,8 +15,10 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.models.pretrained import digest_of
 from fedlsg.simulations.models.small import digits_mlp
 from fedlsg.simulations.planning.base.prepare import prepare
+from fedlsg.simulations.planning.base.start_weights import from_root, with_digest
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.updates import write_model
+from fedlsg.simulations.workloads.features.encoders import written
 from tests.simulations.support.own import workload
 from tests.simulations.support.runs import resume_local, run_local, stopped_after
 
@@ -127,6 +129,23 @@ def test_so_are_features_of_such_weights_and_weights_that_come_from_them(
             {"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, setting: str(later)}
         )
     )
+
+
+@pytest.mark.parametrize("name", ["patches", "scattering", "minilm"])
+def test_no_folder_hides_built_in_features(name, weights, tmp_path, monkeypatch):
+    """A run directory of the name, made on the same rows; ./NAME is the folder."""
+    facts = {"fedlsg": "0.4.0", "workload": "digits", "method": "dpsgd", "model": "mlp"}
+    tensors = load_file(weights / "model.safetensors")
+    (tmp_path / name).mkdir()
+    write_model(tmp_path / name, tensors, {**facts, "options": {"features": name}})
+    monkeypatch.chdir(tmp_path)
+    assert written(name) is None
+    given = {"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, "features": name}
+    assert with_digest(from_root(from_mapping(given))).features == name
+    folder = from_root(from_mapping({**given, "features": f"./{name}"}))
+    assert folder.features == str(tmp_path / name)
+    with pytest.raises(ValueError, match="was trained on the rows of digits"):
+        with_digest(folder)
 
 
 def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):

@@ -30,12 +30,12 @@ class Noisy(Dataset):
         return X[row] + 0.01 * torch.randn(8), int(Y[row])
 
 
-def plan_of(**given):
-    """The plan of a run on these data."""
+def plan_of(run=None, **given):
+    """The plan of a run with settings ``run`` on these data."""
     made = workload(name="mine", **given)
     workloads.give("mine", made)
     settings = {name: value for name, value in QUICK.items() if name != "quiet"}
-    return make_plan(from_mapping({**settings, "workload": "mine"}))
+    return make_plan(from_mapping({**settings, **(run or {}), "workload": "mine"}))
 
 
 def table(x, y):
@@ -210,3 +210,37 @@ def test_a_note_with_the_number_is_seen(tmp_path, with_pages, monkeypatch):
     for name in few:
         assert "11 of 40 test rows" in few[name]
         assert "12 of 40 test rows" in more[name]
+
+
+def of_persons(x, y, persons):
+    return table(x, y).assign(person=persons)
+
+
+@pytest.mark.parametrize("form", ["frames", "files", "texts with zeros"])
+def test_persons_of_train_and_test_are_named(form, tmp_path):
+    """Persons 0 to 39 train; test has 30 to 49, and rows of nobody."""
+    names = [f"{person:03}" if form == "texts with zeros" else person for person in range(50)]
+    train = of_persons(*TRAIN, [names[row % 40] for row in range(60)])
+    test = of_persons(*TEST, [names[30 + row] if row < 20 else None for row in range(24)])
+    if form == "files":
+        for name, frame in (("train.csv", train), ("test.csv", test)):
+            frame.to_csv(tmp_path / name, index=False)
+        train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    plan = plan_of(train=train, test=test, unit="person", run={"unit": "person"})
+    assert plan.for_owner[0].startswith(
+        "10 of 24 test rows have a value of person that training rows have (for you alone"
+    )
+    assert plan.notes[0].startswith("some test rows have a value of person that training rows have")
+    assert "holdout" not in plan.notes[0], "holdout is refused where a person is the unit"
+
+
+def test_other_persons_pass_without_a_word():
+    train = of_persons(*TRAIN, [row % 40 for row in range(60)])
+    test = of_persons(*TEST, [40 + row for row in range(24)])
+    plan = plan_of(train=train, test=test, unit="person", run={"unit": "person"})
+    assert plan.for_owner == plan.notes == ()
+
+
+def test_a_test_split_that_holdout_replaces_is_said():
+    plan = plan_of(train=TRAIN, test=TEST, run={"holdout": 0.2})
+    assert plan.notes == ("accuracy is of the share holdout=0.2 of train: test= is not used",)

@@ -15,7 +15,7 @@ from fedlsg.simulations.compare.results.comparison_files import Comparison, page
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.report.page_of_run.run_page import command, gap_words, run_page
-from fedlsg.simulations.report.page_of_run.tiles import check_against, quality_tiles
+from fedlsg.simulations.report.page_of_run.tiles import check_against, privacy_badge, quality_tiles
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -264,3 +264,35 @@ def test_a_client_that_sent_nothing_is_no_rejected_payload():
     assert "no node of the federation is it" in page
     assert "Rejected payloads" not in page
     assert "Clients without an update" not in run_page(result(0.8))  # a control
+
+
+def test_a_run_at_100_percent_is_not_told_to_send_fewer_values():
+    def noisy(accuracy: float) -> Result:
+        made = result(accuracy, method="dpsgd")
+        return replace(made, summary={**made.summary, "rho": 3.0})
+
+    assert "send fewer values" in run_page(noisy(0.8))
+    words = Page(run_page(noisy(1.0))).words
+    assert "a smaller epsilon may do" in words
+    assert "send fewer values" not in words
+
+
+def test_the_badge_says_of_held_out_rows_what_the_terminal_says():
+    assert privacy_badge(result(0.8)) == ("private", "good")
+    held_out = result(0.8, settings={"holdout": 0.2})
+    assert privacy_badge(held_out) == ("private, but the accuracies are NOT PRIVATE", "limited")
+
+
+def test_how_it_was_made_is_one_table_with_the_selected_clients():
+    made = replace(
+        result(0.8, settings={"clients_per_round": 3}),
+        start={"rows": {"files": ["a.csv"]}},
+    )
+    page = run_page(made)
+    section = page[page.rindex("How it was made") :]
+    assert "5 clients, 3 selected in each round" in section
+    table = section[section.index("<dl>") : section.index("</dl>")]
+    assert "a.csv" in table
+    assert "federation" in table
+    everybody = result(0.8, settings={"clients_per_round": 5})
+    assert "selected in each round" not in run_page(everybody)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fedlsg import extras
 from fedlsg.simulations.report.page_of_run.what_helps import end_of, hints
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result, row
@@ -137,8 +138,7 @@ def without_privacy(accuracy):
             ["A method that sends more"],
             "4.1 points are lost to privacy. The noise of a step is short (rho 0.32), so fewer "
             "values save little noise and may cost accuracy. dpsgd or probe may gain, with up to "
-            "4.0 times the bytes: fedlsg compare digits --methods lsg,dpsgd,probe --epsilons 3 "
-            '(pip install "fedlsg[plots]")',
+            "4.0 times the bytes: fedlsg compare digits --methods lsg,dpsgd,probe --epsilons 3.",
         ),
         (run(accuracies=[0.8] * 40), 0.81, ["A smaller epsilon"], "level with that without privac"),
         (run(FALLING, [1.0] * 40, rho=3.0), None, ["A smaller epsilon"], "--epsilon 1.5"),
@@ -152,12 +152,22 @@ def test_what_follows_from_the_accuracy_without_privacy(made, against, names, wo
     assert words in " ".join(sentence for _, sentence in found)
 
 
-def test_a_hint_names_the_extra_that_its_command_needs():
+def test_a_hint_names_the_extra_that_its_command_needs(monkeypatch):
     """``fedlsg report --against`` and ``fedlsg compare`` draw with pandas."""
+    assert "pip install" not in " ".join(words for _, words in hints(run(rho=0.3))), "it is here"
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for _, sentence in hints(run(rho=0.3)):
         assert ("fedlsg[plots]" in sentence) == (
             "fedlsg report" in sentence or "compare" in sentence
         )
+
+
+def test_a_run_on_images_is_told_of_public_features():
+    images = {"rows": {"images": True}}
+    assert said(replace(run(), start=images)) == ["Public features", *USUAL]
+    start = replace(run(), start=images)
+    start = replace(start, settings={**start.settings, "pretrained": "weights"})
+    assert said(start) == said(run()) == USUAL
 
 
 def test_what_was_said_before_the_run_comes_first():

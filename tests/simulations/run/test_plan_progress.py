@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedlsg.simulations.report.terminals import progress
+from fedlsg.simulations.run import plan_command as plan_command_module
 from fedlsg.simulations.run.plan_command import plan_command
 
 GIVEN = {"workload": "digits", "engine": "local", "features": "patches", "patch_filters": 8}
@@ -26,7 +27,21 @@ def test_a_first_plan_on_features_says_what_lasts():
     plan_command(GIVEN, Console(file=text, width=200), phones=10, dropout=0.0, as_json=False)
     said = text.getvalue()
     assert "filters of features=patches, from synthetic images" in said
-    assert "features of train: 1,437 examples; they are kept for later runs" in said
+    assert "features of test: 360 examples; they are kept for later runs" in said
+    assert "features of train" not in said, "a plan reads two rows of them"
+
+
+@pytest.mark.slow
+def test_a_plan_with_features_has_the_numbers_of_the_run(monkeypatch):
+    """Negative control: a plan with all training rows encoded, as a run has them."""
+    plans = []
+    for data in (plan_command_module.data_for_plan, lambda settings, say: None):
+        monkeypatch.setattr(plan_command_module, "data_for_plan", data)
+        text = io.StringIO()
+        plan_command(GIVEN, Console(file=text, width=200), phones=10, dropout=0.0, as_json=True)
+        facts = json.loads(text.getvalue())
+        plans.append({name: facts[name] for name in ("values", "bytes", "noise_multiplier", "rho")})
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.slow
@@ -34,4 +49,4 @@ def test_json_stays_alone(capsys):
     plan_command(GIVEN, Console(width=200), phones=10, dropout=0.0, as_json=True)
     out, err = capsys.readouterr()
     assert json.loads(out)["workload"] == "digits"
-    assert "features of train" in err
+    assert "features of test" in err

@@ -113,6 +113,7 @@ def test_each_setting_can_be_given_alone(case):
             "epochs=5 chooses rounds, and rounds=10 is given",
         ),
         ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 4, "rounds": 3}, "epochs=4 do not fit into rounds=3.* give 4 rounds or more"),
         (
             {"method": "dpsgd", "uplink_budget": 100},
             "uplink_budget=100 needs method=auto: .* is given .'dpsgd'",
@@ -160,6 +161,28 @@ def test_the_budget_is_that_of_values_as_the_codec_sends_them(given, method, tmp
     assert run.summary["method"] == method
     sent = max(row["values_bytes"] for row in run.bytes if row["direction"] == "up")
     assert sent <= given["uplink_budget"]
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "rank"),
+    [
+        ({}, "lsg", 4),
+        ({"uplink_budget": 19240}, "dpsgd", None),
+        ({"uplink_budget": 1500, "codec": "noise-floor"}, "lsg", 16),
+        ({"uplink_budget": 1500, "codec": "noise-floor", "rank": 2}, "lsg", 2),
+    ],
+)
+def test_the_budget_chooses_for_a_workload_with_a_preset_too(given, method, rank):
+    """The preset's rank 4 would leave two thirds of 1,500 bytes unused."""
+    filled = fill(from_mapping(given), workloads.load("digits"))
+    assert (filled.method, filled.parameters.get("rank")) == (method, rank)
+
+
+def test_a_budget_that_is_too_small_is_told_the_least():
+    given = {"uplink_budget": 300, "codec": "noise-floor"}
+    with pytest.raises(ValueError, match="give uplink_budget=414, or a codec"):
+        fill(from_mapping(given), workloads.load("digits"))
+    fill(from_mapping({**given, "uplink_budget": 414}), workloads.load("digits"))
 
 
 def test_an_update_that_is_longer_than_planned_is_refused(tmp_path, monkeypatch):

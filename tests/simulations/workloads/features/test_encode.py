@@ -21,6 +21,7 @@ from fedlsg.simulations.workloads.features.encode import (
     POWER,
     Encoder,
     decorrelated,
+    encode_later,
     encode_split,
     grouped,
     statistics,
@@ -164,3 +165,25 @@ def test_heads_on_scattering_features_have_the_published_sizes(shape, parameters
 def test_the_model_that_became_features_says_so():
     with pytest.raises(ValueError, match="'h-cnn' is features=scattering with model=cnn now"):
         build_model(workloads.load("digits"), "h-cnn")
+
+
+def test_features_that_are_made_later_are_the_same(tmp_path):
+    split, encoder = split_of(images(rows=70)), scattering()
+    whole = features(split, encoder, tmp_path)
+    later = encode_later(split, encoder).inputs
+    for rows in ([3], [5, 3, 3], list(range(70))):
+        assert (later[np.array(rows)] == whole[rows]).all()
+
+
+def test_the_time_left_is_said_from_a_first_measurement_on(tmp_path, monkeypatch):
+    clock = iter(range(0, 1000, 30))  # each block takes 30 seconds
+    monkeypatch.setattr(encode.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(encode, "BLOCK_ROWS", 1)
+    said: list[str] = []
+    features(split_of(images()), scattering(), tmp_path, said.append)
+    left = [line for line in said if "left" in line]
+    size = len(images())
+    assert (
+        left[0] == f"features of train: 1 of {size} examples, about {(size - 1) / 2} minutes left"
+    )
+    assert 0 < len(left) < size, "not a line a block"

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedlsg.simulations.workloads import rows as form
 from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.partition import natural_parts
 from tests.simulations.support.own import QUICK, load, quick, refused, workload
 
 N = 12
@@ -325,3 +326,48 @@ def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, mon
     assert (
         quick(tmp_path / "other", **given, data_root=str(tmp_path / "here")).summary["data"] == kept
     )
+
+
+def written(folder, name, text):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_codes_with_leading_zeros_are_texts_but_as_inputs(tmp_path):
+    """Read as numbers, 007 and 7 would be one client, and 01 and 1 one class."""
+    one = written(tmp_path, "one.csv", "a,h,label\n01,007,01\n2,7,1\n3,12,2\n")
+    more = written(tmp_path, "more.csv", "a,h,label\n4,7,1\n")
+    test = written(tmp_path, "test.csv", "a,h,label\n1,12,01\n2,7,1\n3,7,2\n")
+    for train, hospitals in ((one, ["007", "7", "12"]), ([one, more], ["007", "7", "12", "7"])):
+        codes = loaded(train, test, inputs=["a"])
+        assert codes.columns["h"].tolist() == hospitals
+        assert codes.data["classes"] == ["01", "1", "2"]
+        assert codes.train.labels[:3].tolist() == [0, 1, 2]
+        assert rows(codes.train)[:3, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_codes_stay_texts_in_held_out_rows(tmp_path):
+    text = "a,h,label\n" + "".join(f"{row}.5,{row % 2:03},{row % 3}\n" for row in range(12))
+    path = written(tmp_path, "all.csv", text)
+    held_out = load(workload(train=path, test=None, inputs=["a"]), holdout=0.5)
+    for columns in (held_out.columns, held_out.test_columns):
+        assert {*columns["h"].tolist()} == {"000", "001"}
+
+
+def test_numbers_without_leading_zeros_stay_numbers(tmp_path):
+    """Sorted as texts, client 10 would come before client 2."""
+    text = "a,h,label\n0.05,10,0\n-0.7,2,1\n"
+    path = written(tmp_path, "a.csv", text)
+    assert loaded(path, path, inputs=["a"]).columns["h"].tolist() == [10, 2]
+
+
+@pytest.mark.parametrize("missing", ["NA", "nan", "None"])
+def test_texts_that_mean_a_missing_value_are_no_class_and_no_client(missing, tmp_path):
+    text = f"a,h,label\n1,north,ill\n2,{missing},well\n3,south,{missing}\n"
+    path = written(tmp_path, "a.csv", text)
+    with pytest.raises(ValueError, match=f"test=a.csv targets have '{missing}' in row 2.*classes="):
+        loaded(path, path, inputs=["a"])
+    declared = loaded(path, path, inputs=["a"], classes=["ill", "well", missing])
+    assert declared.train.labels.tolist() == [0, 1, 2], "a class of this name may be declared"
+    with pytest.raises(ValueError, match=f"partition=h: row 1 has '{missing}'"):
+        natural_parts(declared, "h")
