@@ -19,6 +19,7 @@ from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
+from fedlsg.simulations.compare.grid.same_contents import ROWS
 from fedlsg.simulations.compare.results.line_words import Line, line_name
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
@@ -34,7 +35,7 @@ SAME = 0.01
 ROUNDING = 1e-9
 """Differences are equal, but for rounding, if their spread is at most this share of their mean."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
-"""What lines need in common to be compared: the evaluated rows of one workload."""
+"""What lines need in common to be compared: the evaluated rows of one workload, of one version."""
 MEANS = {
     "loss": "loss_mean",
     "accuracy": "accuracy_mean",
@@ -53,6 +54,8 @@ NUMBERS = [
     *("uplink_bytes_wire", "messages"),
 ]
 """Columns of runs that are numbers: lines have means or sums of them."""
+SEED = ["group", "seed"]
+"""What runs have in common that are a repetition of one seed."""
 Labels = Mapping[str, str]
 """What figures and tables call a method, by its label or by the whole name of its line."""
 NO_LABELS: Labels = MappingProxyType({})
@@ -102,9 +105,21 @@ def lines(
 
 
 def _scored(done: pd.DataFrame) -> pd.DataFrame:
-    """Finished runs with their scores: losses if a run of the line has no accuracy."""
+    """Finished runs with their scores: losses if a run of the line has no accuracy.
+
+    Several runs of one seed are one row, with their means and their largest epsilon: a line counts
+    each seed once.
+    """
     lossy = done.accuracy.isna().groupby(done.group).transform("any")
-    done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss))
+    done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss).astype(float))
+    if done.duplicated(SEED).any():
+        seeds = done.groupby(SEED)
+        means = seeds[[*NUMBERS, "score"]].transform(lambda values: values.mean(skipna=False))
+        largest = seeds.epsilon_max.transform("max")
+        done = done.assign(**means).assign(
+            epsilon_max=largest, private=seeds.private.transform("all")
+        )
+        done = done.drop_duplicates(SEED)
     done["scores"] = list(zip(done.seed, done.score, strict=True))
     return done
 
@@ -123,7 +138,7 @@ def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> 
         by_loss=table.by_loss.eq(True),
         private=groups.private.all(),
         runs=runs.groupby("group").run.agg(list),
-        planned=runs.groupby("group").size(),
+        planned=runs.groupby("group").seed.nunique(),
         n=groups.size().reindex(table.index, fill_value=0),
         scores=groups.scores.agg(list),
         mean=groups.score.mean(),
@@ -311,12 +326,19 @@ def full_labels(labels: Labels, known: Iterable[str]) -> dict[str, str]:
 
 
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
-    """Raise ValueError for a label that is not ``known``, and for a name that is another label.
+    """Raise ValueError for a label that is not ``known``, for a name that is another label, and for
+    a name that several labels have.
 
     A key of ``labels`` is a label, or the whole name of a line: a label and settings in brackets.
     """
     known = list(dict.fromkeys(known))
+    names = [*labels.values()]
     for key, name in labels.items():
+        if names.count(name) > 1:
+            same = ", ".join(other for other in labels if labels[other] == name)
+            raise ValueError(
+                f"--label {key}={name}: {same} would all be called {name}: give each its own name"
+            )
         if not any(key == label or key.startswith(f"{label} (") for label in known):
             raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(known)}")
         if name != key and name in known:
@@ -341,7 +363,7 @@ def _row(run: Result) -> dict[str, Any]:
         "varied": dict(run.varied),
         "own_settings": own,
         "settings": {name: settings.get(name) for name in NAMING} | dict(run.varied),
-        "task": tuple(map(settings.get, TASK)),
+        "task": (*map(settings.get, TASK), *map(run.versions.get, ROWS)),
         "epsilon_target": math.nan if target is None else target,
         "trust": str(settings.get("trust") or "client"),
         "unit": unit.name,
