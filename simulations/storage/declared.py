@@ -176,7 +176,7 @@ RUN = (
     ),
     Declared(
         "clients/training-data.json",
-        "digests of all training rows, and of rows, recipe and model for comparisons: detect changes",
+        "digests of training rows, and of rows and recipe for comparisons: detect changes",
         SERVER,
         secret=True,
     ),

@@ -37,6 +37,7 @@ from fedlsg.simulations.compare.search.cost_of_choosing import (
     Rows,
     as_many_rows,
     epsilon_of,
+    keep_charges,
     read_trials,
     rows_of,
     statement,
@@ -231,6 +232,8 @@ def _run(
 ) -> tuple[int, Grid | None]:
     """Announce and run the trials, and write the files of the search however they end."""
     announce(job, console)
+    if job.rows.private:
+        keep_charges(job.folder.path)  # also of trials whose process was killed
     varied = [arm for arm in job.arms if arm.space]
     pickers = pickers_of(job, varied)
     asked = chain.from_iterable(picker.asked() for picker in pickers.values())
@@ -319,6 +322,8 @@ def announce(job: Job, console: Console) -> None:
 def _after(job: Job, runner: Runner, console: Console) -> None:
     """Write the tables; after the first trial, say what choosing will cost in privacy."""
     state = describe(job, runner)
+    if job.rows.private:
+        keep_charges(job.folder.path)
     search_files.write_tables(job.folder.path, state)
     if job.rows.private and len(state.trials) == 1:
         first = read_trials(job.folder.path / "cells")[:1]
@@ -350,7 +355,7 @@ def describe(
     )
     if not job.rows.private or not ended:
         return state
-    charged = read_trials(job.folder.path / "cells")
+    charged = read_trials(keep_charges(job.folder.path))
     spent = epsilon_of(charged, delta=job.delta)
     runs = [arm.epsilon for arm, _ in final_entries(state) if arm.epsilon is not None] * job.seeds
     privacy = statement(len(charged), spent, delta=job.delta, runs=runs)
