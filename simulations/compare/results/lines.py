@@ -14,10 +14,10 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedlsg import strategies
+from fedlsg import strategies, user_code
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
+from fedlsg.simulations.compare.grid.cells import LABEL, OWN_RECIPE, UNTOUCHED, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.same_contents import ROWS
 from fedlsg.simulations.compare.results.line_words import Line, line_name
@@ -280,24 +280,34 @@ def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
 def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     """The lines under the names that a user gives them, by their labels or their whole names.
 
-    A given name replaces the settings in a line's name, too. If several lines have one label, the
-    settings in which they differ follow the given name.
+    A given name replaces the settings in a line's name, too, and so does a label that is not the
+    name of the method. If several lines have one label, the settings in which they differ follow.
     """
-    if not labels:
-        return table
     variants = table.settings.groupby(table.label).agg(list)
-    names, short = [], []
+    names, short, settings = [], [], []
     for line in table.itertuples():
         differing = {
             name: value
             for name, value in line.settings.items()
             if any(other.get(name) != value for other in variants[line.label])
         }
-        new_label = labels.get(line.label)
-        usual = line.name if new_label is None else line_name(new_label, differing)
+        label = labels.get(line.label, line.label)
+        is_given = line.label in labels or _is_own_label(line)
+        level = "" if line.label in labels else line.level
+        usual = line_name(label, differing, level) if is_given else line.name
         names.append(labels.get(line.name, usual))
-        short.append(labels.get(line.name, line.label if new_label is None else new_label))
-    return table.assign(name=names, label=short)
+        short.append(labels.get(line.name, label))
+        settings.append(differing if is_given else line.settings)
+    columns = {"name": names, "label": short, "settings": settings}
+    return table.assign(
+        **{name: pd.Series(values, table.index, dtype=object) for name, values in columns.items()}
+    )
+
+
+def _is_own_label(line: Line) -> bool:
+    """Whether a user called the method so in a comparison, instead of by its name."""
+    usual = user_code.short(str(line.method))
+    return bool(LABEL.fullmatch(line.label)) and line.label not in (usual, f"{usual}{UNTOUCHED}")
 
 
 def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
@@ -308,7 +318,7 @@ def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
     for key, name in given.items():
         others = [label for label, old in kept.items() if old == name and label not in given]
         if others:
-            raise ValueError(f"--label {key}={name}: {others[0]} is called that in this folder")
+            raise ValueError(f"label {key}={name}: {others[0]} is called that in this folder")
     return {**kept, **given}
 
 
@@ -337,12 +347,12 @@ def check_labels(labels: Labels, known: Iterable[str]) -> None:
         if names.count(name) > 1:
             same = ", ".join(other for other in labels if labels[other] == name)
             raise ValueError(
-                f"--label {key}={name}: {same} would all be called {name}: give each its own name"
+                f"label {key}={name}: {same} would all be called {name}: give each its own name"
             )
         if not any(key == label or key.startswith(f"{label} (") for label in known):
-            raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(known)}")
+            raise ValueError(f"label {key}: nothing is called that; known: {', '.join(known)}")
         if name != key and name in known:
-            raise ValueError(f"--label {key}={name}: another method is called {name}")
+            raise ValueError(f"label {key}={name}: another method is called {name}")
 
 
 def more_is_better(by_loss: bool) -> bool:

@@ -24,7 +24,7 @@ from fedlsg import user_code
 from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
-from fedlsg.simulations.compare.grid.cells import Cell, Entry, Grid, dropped_lines
+from fedlsg.simulations.compare.grid.cells import UNTOUCHED, Cell, Entry, Grid, dropped_lines
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import as_toml, check_cells
 from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
@@ -79,8 +79,6 @@ TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
 """The grid of the runs with the best settings, and their folder in that of the search."""
-UNTOUCHED = "-untouched"
-"""The label of a method without a search ends so, next to the one with chosen settings."""
 
 
 def make_job(
