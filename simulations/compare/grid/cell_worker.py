@@ -40,10 +40,6 @@ process. Then a ``random.py`` of the user would end the worker.
 """
 
 
-class OtherContentsError(ValueError):
-    """A cell would be made from other rows, or another recipe, than the cells before it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One cell to run: the paths of its run directory and its log, and its given settings."""
@@ -261,6 +257,8 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False
         except KeyboardInterrupt:
             return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
+            from fedlsg.simulations.compare.grid.same_contents import OtherContentsError
+
             traceback.print_exc(file=file)
             is_expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
             text = str(error) if is_expected else ""

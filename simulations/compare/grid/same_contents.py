@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlsg.simulations.compare.grid.cell_worker import OtherContentsError
 from fedlsg.simulations.planning.base.prepare import DATA_SETTINGS
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.planning.earlier_runs.data_digest import contents_of
@@ -27,6 +26,10 @@ FIXES = {
     "model": "restore the file, or whatever else the model is built from",
 }
 """What to do if one of the contents has changed; it is named by its key."""
+
+
+class OtherContentsError(ValueError):
+    """A cell would be made from other rows, or another recipe, than the cells before it."""
 
 
 def deciding(name: str, settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
