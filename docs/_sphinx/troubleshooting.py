@@ -203,7 +203,7 @@ CASES = {
         ),
         Case(
             "runs nowhere",
-            "no folder",
+            "there are no runs",
             "There is no such folder.",
             "Name the folder that has your runs.",
         ),

@@ -157,14 +157,19 @@ def print_first_steps(console: Console) -> None:
         console.print(Text.assemble((command, "bold"), f"  {words}"))
 
 
-LISTS = ("methods", "workloads", "codecs", "presets")
-"""Arguments of ``fedlsg list``, which are commands, too: ``fedlsg presets``."""
+LISTS = {
+    "methods": "what --method takes",
+    "workloads": "what WORKLOAD takes",
+    "codecs": "what --codec takes",
+    "presets": "settings of the papers, which --preset takes",
+}
+"""Arguments of ``fedlsg list``, and what they list. They are commands, too: ``fedlsg presets``."""
 
 
 def list_names(
     what: Annotated[
-        str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)
-    ],
+        str | None, typer.Argument(metavar="[methods|workloads|codecs|presets]")
+    ] = None,
     words: Annotated[
         str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")
     ] = None,
@@ -173,8 +178,12 @@ def list_names(
     ] = False,
 ) -> None:
     """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run
-    take.
+    take. Without a word: what lists there are.
     """
+    if what is None:
+        for name, meaning in LISTS.items():
+            console.print(f"fedlsg list {name:<10} {meaning}", markup=False, highlight=False)
+        return
     choose("list", what, dict.fromkeys(LISTS))
     if what == "presets":  # without torch, which takes a second
         from fedlsg.simulations.settings.published.show_presets import presets_command

@@ -184,7 +184,11 @@ ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
 def find_runs(folder: Path) -> list[Path]:
     """Run directories in a folder, which may be one itself. Raises ValueError for no folder."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: name one that has run directories in it")
+        why = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(
+            f"there are no runs: the folder {folder.absolute()} {why}. Go to the folder in which "
+            "you called fedlsg run, or name the folder of your runs: fedlsg runs FOLDER"
+        )
     runs: list[Path] = []
     waiting = [(folder, 0)]
     while waiting:

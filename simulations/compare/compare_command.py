@@ -44,6 +44,7 @@ from fedlsg.simulations.compare.results.collect import (
     kept_choosing,
     kept_labels,
     read_runs,
+    version_notes,
 )
 from fedlsg.simulations.compare.results.comparison_files import (
     Comparison,
@@ -343,7 +344,7 @@ def report_command(
         check_labels(view.labels, (*plain.label, *plain.name))
         labels = added_labels(kept_labels(map(Path, runs)), view.labels)
         chosen, notes = kept_choosing(map(Path, runs))
-        notes = (*notes, *code_notes(results))
+        notes = (*notes, *code_notes(results), *version_notes(results))
         view = replace(view, labels=labels, choosing=chosen, notes=notes)
         made = Comparison(
             title=f"{len(results)} runs compared", results=results, command=_command(), view=view

@@ -34,6 +34,7 @@ from fedlsg.simulations.report.terminals.terminal import print_line, shown
 from fedlsg.simulations.run.simulate import method_name, workload_name
 from fedlsg.simulations.workloads import Workload
 from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.short_traceback import short_traceback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,6 +159,7 @@ def _has_others(folder: Path, given: Sequence[Any]) -> bool:
     return (folder / CELLS).exists() and not same
 
 
+@short_traceback
 @alone()
 @without_exit()
 def compare(

@@ -99,6 +99,7 @@ def run_command(
     loaded: LoadedWorkload | None = None,
     began: float | None = None,
     recorded: bool = False,
+    check: Callable[[Plan], None] | None = None,
 ) -> None:
     """``fedlsg run``: make the plan first, so that a wrong setting leaves nothing behind.
 
@@ -107,6 +108,7 @@ def run_command(
     began: as in ``Plan``.
     recorded: whether this process continues after the run, so that it must keep what was spent on
         its user's rows and weights.
+    check: raises for a plan that must not run, before anything is written.
     """
     if given.get("run_dir") is not None:
         raise ValueError(
@@ -123,6 +125,8 @@ def run_command(
             callbacks=callbacks,
             began=began,
         )
+    if check is not None:
+        check(plan)
     writer = writer_of(plan)  # refuses weights that were trained on rows
     with ExitStack() as stack:
         plan, directory = stack.enter_context(begun(plan, out, console))

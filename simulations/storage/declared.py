@@ -176,7 +176,7 @@ RUN = (
     ),
     Declared(
         "clients/training-data.json",
-        "a digest of all training rows: detects changed data",
+        "digests of training rows, and of rows and recipe for comparisons: detect changes",
         SERVER,
         secret=True,
     ),

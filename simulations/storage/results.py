@@ -47,6 +47,8 @@ class Result:
         did not count messages.
     start: start.json; empty for a run without it.
     code: names of a user's own code in the run; empty if all code is fedlsg's.
+    versions: "version 1", "version 2" of its contents, such as training_rows, where compared runs
+        of equal settings were made from different ones.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Result:
     transfer: float | None = None
     start: Summary = field(default_factory=dict)
     code: str = ""
+    versions: Summary = field(default_factory=dict)
 
     @property
     def method(self) -> str:

@@ -198,9 +198,21 @@ class RunDir:
             names,
         )
 
-    def write_data_digest(self, digest: str) -> None:
-        """Write the digest of all training rows, for the owner only: it is secret, as they are."""
-        write_atomically(self.data_digest, seal({"rows": digest}), private=True)
+    def write_data_digest(self, digest: str, contents: Mapping[str, str]) -> None:
+        """Write the digest of all training rows, and ``contents_of`` the run, for the owner only.
+
+        They are secret, as the rows are.
+        """
+        record = seal({"rows": digest, "contents": dict(contents)})
+        write_atomically(self.data_digest, record, private=True)
+
+    def read_contents(self) -> dict[str, str]:
+        """``contents_of`` the run; empty if the run does not have them, or the reader may not read
+        them.
+        """
+        with suppress(OSError, ValueError):
+            return dict(unseal(self.data_digest, otherwise="").get("contents", {}))
+        return {}
 
     def read_data_digest(self) -> str:
         """The digest of all training rows. Raises ValueError if it is missing or damaged."""

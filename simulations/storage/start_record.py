@@ -1,5 +1,6 @@
 """start.json: how a run began, for its page. Nothing is computed from it.
 
+id        16 random hex digits, which no other run has
 given     settings that the user gave, by name: "auto" or "x0.5" if that was given instead of a
           number, else ""
 arguments arguments of data of a user's own, by name: as Python writes them, "..." for functions
@@ -12,6 +13,7 @@ rows      names of files; whether the model's inputs are images; clients, and th
           clients names (the names are not here)
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 
 from fedlsg.simulations.storage.atomic_files import Record, seal, unseal, write_atomically
@@ -27,8 +29,9 @@ def write_start(
     before: Record,
     rows: Record,
 ) -> None:
-    """Write start.json; arguments are the entries of the header."""
+    """Write start.json; the arguments are the other entries of the header."""
     record = {
+        "id": secrets.token_hex(8),
         "given": dict(given),
         "arguments": dict(arguments),
         "notes": list(notes),

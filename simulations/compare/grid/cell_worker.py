@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from types import ModuleType
@@ -56,11 +57,14 @@ class Outcome:
     reason: of a failure, in one line.
     seconds: of the cell alone, without what the cells of its process share; None for a process that
         died.
+    refused: whether the cell was not started because it does not belong to those before it. Then no
+        other cell may run either.
     """
 
     status: str
     reason: str = ""
     seconds: float | None = None
+    refused: bool = False
 
 
 class Shared:
@@ -253,12 +257,17 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False
         except KeyboardInterrupt:
             return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
+            from fedlsg.simulations.compare.grid.same_contents import OtherContentsError
+
             traceback.print_exc(file=file)
             is_expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError)
             text = str(error) if is_expected else ""
             text = text or f"{type(error).__name__}: {error}"
             return Outcome(
-                status="failed", reason=" ".join(text.split()), seconds=time.monotonic() - began
+                status="failed",
+                reason=" ".join(text.split()),
+                seconds=time.monotonic() - began,
+                refused=isinstance(error, OtherContentsError),
             )
     return Outcome(status="done", seconds=time.monotonic() - began)
 
@@ -269,6 +278,7 @@ def _run(
     """Run the cell, or resume it if it has begun; ``log``: what it prints goes there."""
     from rich.console import Console
 
+    from fedlsg.simulations.compare.grid.same_contents import check_same_contents
     from fedlsg.simulations.run.commands import resume_command, run_command
     from fedlsg.simulations.storage.examined import SETTINGS, open_run
     from fedlsg.simulations.storage.manifest import accept
@@ -277,7 +287,8 @@ def _run(
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
     if not directory.config.exists():
-        run_command(job.given, job.path, console, loaded=loaded, recorded=recorded)
+        check = partial(check_same_contents, directory.path.parent)
+        run_command(job.given, job.path, console, loaded=loaded, recorded=recorded, check=check)
         return
     open_run(directory.path, (SETTINGS,), console.print)  # checked before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))

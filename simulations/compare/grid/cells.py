@@ -37,6 +37,8 @@ AXES = {
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 """Labels of methods: they are parts of names of folders."""
+UNTOUCHED = "-untouched"
+"""The label of a method without a search ends so, next to the one with chosen settings."""
 OWN_RECIPE = "-recipe"
 """The end of the label of ``FILE.py:recipe``: FILE alone names it, too."""
 
@@ -117,8 +119,11 @@ class Entry:
     def __post_init__(self) -> None:
         strategies.check_name(self.method)
         if not LABEL.fullmatch(self.label):
+            short = re.sub(r"[^A-Za-z0-9]+", "-", self.label).strip("-") or self.method
             raise ValueError(
-                f"expected a method label of letters, digits, '.', '_' and '-', got {self.label!r}"
+                f"expected a method label of letters, digits, '.', '_' and '-', which folders "
+                f"have, got {self.label!r}: take {short!r}, and give tables and figures the other "
+                f"name by labels={{{short!r}: {self.label!r}}}, or --label"
             )
 
     def has(self, setting: str) -> bool:
@@ -201,9 +206,7 @@ class Grid:
         given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
-                raise ValueError(
-                    f"{name} is an axis of the grid: give it as {option}, not as -c {name}=..."
-                )
+                raise ValueError(f"{name} is an axis of the grid: give {option} in its place")
         if any("preset" in settings for settings in given):
             raise ValueError(
                 "a preset is the setting of one run: use fedlsg run --preset, or give its settings "
@@ -211,8 +214,7 @@ class Grid:
             )
         if self.epsilons and any("noise_multiplier" in settings for settings in given):
             raise ValueError(
-                "give either --epsilons or -c noise_multiplier=..., which would replace every one "
-                "of them"
+                "give either --epsilons or noise_multiplier, which would replace every one of them"
             )
         for name in strategies.recipe_settings().keys() & self.settings.keys():
             if not any(entry.has(name) for entry in self.entries):

@@ -225,6 +225,8 @@ def run_cells(
     new_worker: makes a process.
     kept: processes that wait between calls; the caller closes them. None: a process without a cell
         to run is ended at once, because it may hold Ray workers that others wait for.
+    Raises ValueError if a cell would be made from other rows, or another recipe, than those that
+    the folder has.
     Guarantee: however this ends, no process is left but those in ``kept``, and every started cell
     can be resumed.
     """
@@ -279,9 +281,15 @@ class _Workers:
         worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
 
     def take(self, channel: Any, *, pending: int) -> None:
-        """Wait for the outcome of a busy process, and note it. ``pending``: cells that wait."""
+        """Wait for the outcome of a busy process, and note it. ``pending``: cells that wait.
+
+        Raises ValueError if no other cell may run.
+        """
         worker, cell = self.busy.pop(channel)
         outcome = worker.outcome()
+        if outcome.refused:
+            worker.close()
+            raise ValueError(outcome.reason)
         self.folder.note(cell, outcome)
         self.ended(cell, outcome)
         is_needed = self.kept is not None or len(self.idle) < pending

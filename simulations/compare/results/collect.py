@@ -13,13 +13,16 @@ from fedlsg.simulations.compare.grid.cells import Cell, grouped, word
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import parse_labels
 from fedlsg.simulations.compare.grid.runner import CELLS, Ended, Folder
+from fedlsg.simulations.compare.grid.same_contents import ROWS, deciding
 from fedlsg.simulations.compare.results.lines import Labels
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.planning.earlier_runs.continuity import HARMLESS
 from fedlsg.simulations.planning.trust import code_of_run
+from fedlsg.simulations.report.words import counted
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.messages.links import Link
 from fedlsg.simulations.storage.results import Result, read_run
+from fedlsg.simulations.storage.run_directory import RunDir
 
 COLUMN_SETTINGS = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""
@@ -72,11 +75,12 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
             grid = _grid_of(place)
             varied = _varied(place, result, grid.get("vary", ())) if cells else ()
             label = _grid_label(place, grid.get("methods", ()))
-            result = replace(result, label=label, varied=varied)
-            runs[place] = replace(result, group=_group(result))
+            runs[place] = replace(result, label=label, varied=varied)
     if not runs:
         raise ValueError("expected at least one run directory")
-    return _labelled(list(runs.values()))
+    versions = _versions({place: result.settings for place, result in runs.items()})
+    results = [replace(run, versions=versions[place]) for place, run in runs.items()]
+    return _labelled([replace(run, group=_group(run)) for run in results])
 
 
 def kept_labels(paths: Iterable[Path]) -> Labels:
@@ -123,6 +127,42 @@ def code_notes(runs: Iterable[Result]) -> list[str]:
                 "line of its own, and nothing is averaged over both."
             )
     return said
+
+
+def version_notes(runs: Iterable[Result]) -> list[str]:
+    """A sentence for each of the contents that differ between runs of equal settings."""
+    runs = list(runs)
+    return [
+        f"The {name.replace('_', ' ')} of {run_words} differ, though their settings are the same: "
+        "each version is a line of its own, and nothing is averaged over several. "
+        + ("Lines of different versions are not compared with each other." * (name in ROWS))
+        for name in dict.fromkeys(chain.from_iterable(run.versions for run in runs))
+        for run_words in [counted(sum(name in run.versions for run in runs), "run")]
+    ]
+
+
+def _versions(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, str]]:
+    """Of each run the number of its version of each of its contents, from 1.
+
+    Contents are left out if all runs of the same settings, as far as these decide it, agree in it.
+    The digests themselves are secret, and no page has them.
+    settings: of the runs, by folder.
+    """
+    digests: dict[tuple[Any, ...], list[str]] = {}
+    entries = [
+        (place, name, digest, (name, *deciding(name, own)))
+        for place, own in settings.items()
+        for name, digest in RunDir(place).read_contents().items()
+    ]
+    for _, _, digest, alike in entries:
+        known = digests.setdefault(alike, [])
+        if digest not in known:
+            known.append(digest)
+    versions: dict[Path, dict[str, str]] = {place: {} for place in settings}
+    for place, name, digest, alike in entries:
+        if len(digests[alike]) > 1:
+            versions[place][name] = f"version {digests[alike].index(digest) + 1}"
+    return versions
 
 
 def _labelled(runs: list[Result]) -> list[Result]:
@@ -196,7 +236,8 @@ def _group(run: Result) -> tuple[Any, ...]:
 
 
 def _binding(run: Result) -> dict[str, Any]:
-    """The settings that decide the outcome of a run, and the code of a user's own.
+    """The settings that decide the outcome of a run, the code of a user's own, and versions of
+    contents.
 
     The seed, settings that follow from others, and unused ones are left out.
     """
@@ -207,7 +248,9 @@ def _binding(run: Result) -> dict[str, Any]:
         follows.add("local_learning_rate")
     unused = HARMLESS | follows
     code = {CODE: run.code} if run.code else {}
-    return code | {name: value for name, value in run.settings.items() if name not in unused}
+    return {**code, **run.versions} | {
+        name: value for name, value in run.settings.items() if name not in unused
+    }
 
 
 def _hidden(run: Result) -> dict[str, Any]:

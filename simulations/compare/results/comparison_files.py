@@ -248,11 +248,13 @@ def lead(results: Sequence[Result], table: pd.DataFrame) -> str:
 def warnings(table: pd.DataFrame) -> list[str]:
     """What nobody may overlook: no privacy, no better than guessing, held-out accuracy."""
     runs = runs_of(table)
-    public = table.name[table.private.eq(False)].unique()
+    public = [f'"{name}"' for name in table.name[table.private.eq(False)]]
+    claim = "claims" if len(public) == 1 else "claim"
     lost = list(map(_at_target, table[table.beats_chance.eq(False)].itertuples()))
     stopped = [run.name for run in runs if run.done and run.reason]
     found = {
-        f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.": public,
+        f"{NOT_PRIVATE}: {len(public)} of {counted(len(table), 'line')} {claim} no privacy: "
+        f"{', '.join(public)}.": public,
         f"Not better than guessing by three standard errors: {', '.join(lost)}.": lost,
         "Stopped before their last round, with the epsilon of the rounds that ran: "
         f"{', '.join(stopped)}.": stopped,

@@ -216,6 +216,9 @@ def notes(table: pd.DataFrame) -> list[str]:
             table.epsilon_with_choosing.notna()
         ),
         TIE_NOTE: any(table.behind.notna()),
+        "Several runs of one seed count once, by their mean.": any(
+            sum(run.done for run in line.runs) > line.n for line in table.itertuples()
+        ),
         **_of_two_seeds(table),
         **_of_one_seed(table),
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "

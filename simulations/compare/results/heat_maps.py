@@ -18,7 +18,7 @@ from fedlsg.simulations.compare.results.line_words import (
 )
 from fedlsg.simulations.compare.results.lines import SAME
 from fedlsg.simulations.report.drawing.colours import RED, contrast
-from fedlsg.simulations.report.pages.figure import panel_grid, use_style
+from fedlsg.simulations.report.pages.figure import panel_grid, use_style, with_formulas
 from fedlsg.simulations.report.words import epsilon_words
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
         y, x = divmod(int(best), len(across))
         frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor="none", edgecolor=RED)
         axes.add_patch(frame).set_linewidth(2)
-    return figure
+    return with_formulas(figure)
 
 
 def _more_is_better(table: Iterable[Line]) -> bool:

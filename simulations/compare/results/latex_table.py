@@ -3,6 +3,7 @@
 A paper needs the package booktabs, and reads the file with its command input.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from fedlsg.simulations.compare.results.comparison_table import (
     informative,
 )
 from fedlsg.simulations.compare.results.pandas_library import pd
+from fedlsg.simulations.report.pages.figure import FORMULA
 from fedlsg.simulations.report.pages.page import Row
 from fedlsg.simulations.report.pages.table import Column, make_table
 
@@ -49,10 +51,15 @@ ABOUT = (
 )
 
 
+FIRST_MARK = 0xE000
+"""The first of the characters that stand for formulas while cells are escaped: no name has them."""
+
+
 def latex_table(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     """One ``tabular`` with a rule between the epsilons, and ``notes`` below the last one.
 
-    Guarantee: text stays text, for any names: pandas escapes each cell.
+    Guarantee: text stays text, for any names, because pandas escapes each cell. Only formulas such
+    as ``$\\sigma$`` in names of methods stay as they are.
     """
     lines = list(table.itertuples())
     printed = PRINTED.union(*(line.varied for line in lines))
@@ -78,7 +85,14 @@ def _escaped(words: str) -> str:
 def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     """The table without notes, with a rule between two groups of rows."""
     names = [column.name for column in columns]
-    cells = pd.DataFrame([row.cells for row in rows], columns=names)
+    formulas = list[str]()
+
+    def mark(formula: re.Match[str]) -> str:
+        formulas.append(formula[0])
+        return chr(FIRST_MARK + len(formulas) - 1)
+
+    marked = [[FORMULA.sub(mark, str(row.cells[0])), *row.cells[1:]] for row in rows]
+    cells = pd.DataFrame(marked, columns=names)
     bold = pd.DataFrame("", cells.index, names)
     for number, row in enumerate(rows):
         for place in row.best:
@@ -88,6 +102,8 @@ def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     text = style.to_latex(hrules=True, column_format="l" + "r" * (len(names) - 1))
     for symbol, command in SYMBOLS.items():
         text = text.replace(symbol, command)
+    for number, formula in enumerate(formulas):
+        text = text.replace(chr(FIRST_MARK + number), formula)
     head, rule, body = text.partition("\\midrule\n")
     text_lines = body.splitlines(keepends=True)
     for number in reversed(range(1, len(rows))):  # from the end: an insertion moves later lines

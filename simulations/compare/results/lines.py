@@ -14,11 +14,12 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedlsg import strategies
+from fedlsg import strategies, user_code
 from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.compare.grid.cells import OWN_RECIPE, grouped
+from fedlsg.simulations.compare.grid.cells import LABEL, OWN_RECIPE, UNTOUCHED, grouped
 from fedlsg.simulations.compare.grid.choosing import Choosing
+from fedlsg.simulations.compare.grid.same_contents import ROWS
 from fedlsg.simulations.compare.results.line_words import Line, line_name
 from fedlsg.simulations.compare.results.pandas_library import pd
 from fedlsg.simulations.report.drawing.colours import canonical
@@ -34,7 +35,7 @@ SAME = 0.01
 ROUNDING = 1e-9
 """Differences are equal, but for rounding, if their spread is at most this share of their mean."""
 TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
-"""What lines need in common to be compared: the evaluated rows of one workload."""
+"""What lines need in common to be compared: the evaluated rows of one workload, of one version."""
 MEANS = {
     "loss": "loss_mean",
     "accuracy": "accuracy_mean",
@@ -53,6 +54,8 @@ NUMBERS = [
     *("uplink_bytes_wire", "messages"),
 ]
 """Columns of runs that are numbers: lines have means or sums of them."""
+SEED = ["group", "seed"]
+"""What runs have in common that are a repetition of one seed."""
 Labels = Mapping[str, str]
 """What figures and tables call a method, by its label or by the whole name of its line."""
 NO_LABELS: Labels = MappingProxyType({})
@@ -102,9 +105,21 @@ def lines(
 
 
 def _scored(done: pd.DataFrame) -> pd.DataFrame:
-    """Finished runs with their scores: losses if a run of the line has no accuracy."""
+    """Finished runs with their scores: losses if a run of the line has no accuracy.
+
+    Several runs of one seed are one row, with their means and their largest epsilon: a line counts
+    each seed once.
+    """
     lossy = done.accuracy.isna().groupby(done.group).transform("any")
-    done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss))
+    done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss).astype(float))
+    if done.duplicated(SEED).any():
+        seeds = done.groupby(SEED)
+        means = seeds[[*NUMBERS, "score"]].transform(lambda values: values.mean(skipna=False))
+        largest = seeds.epsilon_max.transform("max")
+        done = done.assign(**means).assign(
+            epsilon_max=largest, private=seeds.private.transform("all")
+        )
+        done = done.drop_duplicates(SEED)
     done["scores"] = list(zip(done.seed, done.score, strict=True))
     return done
 
@@ -123,7 +138,7 @@ def _with_means(table: pd.DataFrame, runs: pd.DataFrame, done: pd.DataFrame) -> 
         by_loss=table.by_loss.eq(True),
         private=groups.private.all(),
         runs=runs.groupby("group").run.agg(list),
-        planned=runs.groupby("group").size(),
+        planned=runs.groupby("group").seed.nunique(),
         n=groups.size().reindex(table.index, fill_value=0),
         scores=groups.scores.agg(list),
         mean=groups.score.mean(),
@@ -265,24 +280,34 @@ def _behind(table: pd.DataFrame) -> dict[str, pd.Series]:
 def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     """The lines under the names that a user gives them, by their labels or their whole names.
 
-    A given name replaces the settings in a line's name, too. If several lines have one label, the
-    settings in which they differ follow the given name.
+    A given name replaces the settings in a line's name, too, and so does a label that is not the
+    name of the method. If several lines have one label, the settings in which they differ follow.
     """
-    if not labels:
-        return table
     variants = table.settings.groupby(table.label).agg(list)
-    names, short = [], []
+    names, short, settings = [], [], []
     for line in table.itertuples():
         differing = {
             name: value
             for name, value in line.settings.items()
             if any(other.get(name) != value for other in variants[line.label])
         }
-        new_label = labels.get(line.label)
-        usual = line.name if new_label is None else line_name(new_label, differing)
+        label = labels.get(line.label, line.label)
+        is_given = line.label in labels or _is_own_label(line)
+        level = "" if line.label in labels else line.level
+        usual = line_name(label, differing, level) if is_given else line.name
         names.append(labels.get(line.name, usual))
-        short.append(labels.get(line.name, line.label if new_label is None else new_label))
-    return table.assign(name=names, label=short)
+        short.append(labels.get(line.name, label))
+        settings.append(differing if is_given else line.settings)
+    columns = {"name": names, "label": short, "settings": settings}
+    return table.assign(
+        **{name: pd.Series(values, table.index, dtype=object) for name, values in columns.items()}
+    )
+
+
+def _is_own_label(line: Line) -> bool:
+    """Whether a user called the method so in a comparison, instead of by its name."""
+    usual = user_code.short(str(line.method))
+    return bool(LABEL.fullmatch(line.label)) and line.label not in (usual, f"{usual}{UNTOUCHED}")
 
 
 def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
@@ -293,7 +318,7 @@ def added_labels(kept: Labels, given: Labels) -> dict[str, str]:
     for key, name in given.items():
         others = [label for label, old in kept.items() if old == name and label not in given]
         if others:
-            raise ValueError(f"--label {key}={name}: {others[0]} is called that in this folder")
+            raise ValueError(f"label {key}={name}: {others[0]} is called that in this folder")
     return {**kept, **given}
 
 
@@ -311,16 +336,23 @@ def full_labels(labels: Labels, known: Iterable[str]) -> dict[str, str]:
 
 
 def check_labels(labels: Labels, known: Iterable[str]) -> None:
-    """Raise ValueError for a label that is not ``known``, and for a name that is another label.
+    """Raise ValueError for a label that is not ``known``, for a name that is another label, and for
+    a name that several labels have.
 
     A key of ``labels`` is a label, or the whole name of a line: a label and settings in brackets.
     """
     known = list(dict.fromkeys(known))
+    names = [*labels.values()]
     for key, name in labels.items():
+        if names.count(name) > 1:
+            same = ", ".join(other for other in labels if labels[other] == name)
+            raise ValueError(
+                f"label {key}={name}: {same} would all be called {name}: give each its own name"
+            )
         if not any(key == label or key.startswith(f"{label} (") for label in known):
-            raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(known)}")
+            raise ValueError(f"label {key}: nothing is called that; known: {', '.join(known)}")
         if name != key and name in known:
-            raise ValueError(f"--label {key}={name}: another method is called {name}")
+            raise ValueError(f"label {key}={name}: another method is called {name}")
 
 
 def more_is_better(by_loss: bool) -> bool:
@@ -341,7 +373,7 @@ def _row(run: Result) -> dict[str, Any]:
         "varied": dict(run.varied),
         "own_settings": own,
         "settings": {name: settings.get(name) for name in NAMING} | dict(run.varied),
-        "task": tuple(map(settings.get, TASK)),
+        "task": (*map(settings.get, TASK), *map(run.versions.get, ROWS)),
         "epsilon_target": math.nan if target is None else target,
         "trust": str(settings.get("trust") or "client"),
         "unit": unit.name,

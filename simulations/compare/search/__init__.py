@@ -24,7 +24,7 @@ from fedlsg import user_code
 from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
-from fedlsg.simulations.compare.grid.cells import Cell, Entry, Grid, dropped_lines
+from fedlsg.simulations.compare.grid.cells import UNTOUCHED, Cell, Entry, Grid, dropped_lines
 from fedlsg.simulations.compare.grid.choosing import Choosing
 from fedlsg.simulations.compare.grid.grid_file import as_toml, check_cells
 from fedlsg.simulations.compare.grid.grid_progress import GridDisplay
@@ -37,6 +37,7 @@ from fedlsg.simulations.compare.search.cost_of_choosing import (
     Rows,
     as_many_rows,
     epsilon_of,
+    keep_charges,
     read_trials,
     rows_of,
     statement,
@@ -78,8 +79,6 @@ TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
 """The grid of the runs with the best settings, and their folder in that of the search."""
-UNTOUCHED = "-untouched"
-"""The label of a method without a search ends so, next to the one with chosen settings."""
 
 
 def make_job(
@@ -231,6 +230,8 @@ def _run(
 ) -> tuple[int, Grid | None]:
     """Announce and run the trials, and write the files of the search however they end."""
     announce(job, console)
+    if job.rows.private:
+        keep_charges(job.folder.path)  # also of trials whose process was killed
     varied = [arm for arm in job.arms if arm.space]
     pickers = pickers_of(job, varied)
     asked = chain.from_iterable(picker.asked() for picker in pickers.values())
@@ -319,6 +320,8 @@ def announce(job: Job, console: Console) -> None:
 def _after(job: Job, runner: Runner, console: Console) -> None:
     """Write the tables; after the first trial, say what choosing will cost in privacy."""
     state = describe(job, runner)
+    if job.rows.private:
+        keep_charges(job.folder.path)
     search_files.write_tables(job.folder.path, state)
     if job.rows.private and len(state.trials) == 1:
         first = read_trials(job.folder.path / "cells")[:1]
@@ -350,7 +353,7 @@ def describe(
     )
     if not job.rows.private or not ended:
         return state
-    charged = read_trials(job.folder.path / "cells")
+    charged = read_trials(keep_charges(job.folder.path))
     spent = epsilon_of(charged, delta=job.delta)
     runs = [arm.epsilon for arm, _ in final_entries(state) if arm.epsilon is not None] * job.seeds
     privacy = statement(len(charged), spent, delta=job.delta, runs=runs)

@@ -19,10 +19,13 @@ from fedlsg.accounting.events import canonical, split_log_ratio
 from fedlsg.config import partitions
 from fedlsg.config.units import unit_named
 from fedlsg.simulations import workloads
+from fedlsg.simulations.compare.grid.runner import CELLS
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.start_record import read_start
 from fedlsg.simulations.workloads import Options, public_rows
 from fedlsg.simulations.workloads.public_data import public_data
 
@@ -124,6 +127,8 @@ def as_many_rows(settings: Settings) -> dict[str, int]:
     return {"train_rows": len(private.train)}
 
 
+CHARGED = "charged"
+"""The folder, in that of a search, of what its trials have charged."""
 Partition = tuple[object, ...]
 PARTITION = ("seed", "clients", "partition", *partitions.SETTINGS, "train_rows", "holdout")
 """The settings that decide which client has a row."""
@@ -181,6 +186,28 @@ def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
     return tuple(replace(event, log_ratio=log_ratio) for event in merged[:1]) + merged[1:]
 
 
+def keep_charges(search: Path) -> Path:
+    """Copy what the trials of a search have charged, and return the folder of all copies.
+
+    A copy is a run directory with settings and ledgers. It stays when the trial's own folder is
+    removed, and a trial that is run again has another copy: what was charged is never forgotten.
+    """
+    copies = search / CHARGED
+    for run in _runs_in(search / CELLS):
+        copy = RunDir(copies / f"{run.path.name}-{read_start(run).get('id', '')}")
+        for file in (run.config, *filter(Path.is_file, run.ledgers.rglob("*"))):
+            place, content = copy.path / file.relative_to(run.path), file.read_bytes()
+            if not place.exists() or place.read_bytes() != content:
+                write_atomically(place, content, private=True)
+    return copies
+
+
+def _runs_in(folder: Path) -> list[RunDir]:
+    """The run directories in a folder that have ledgers, in the order of their names."""
+    runs = [RunDir(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    return [run for run in runs if run.ledgers.is_dir()]
+
+
 def read_trials(folder: Path) -> list[Trial]:
     """What each run directory in ``folder`` has charged so far, finished or not.
 
@@ -188,8 +215,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
     Raises ValueError (LedgerError) for a damaged ledger or config.
     """
-    runs = [RunDir(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
-    return [trial for run in runs if run.ledgers.is_dir() and (trial := _read(run)).events]
+    return [trial for run in _runs_in(folder) if (trial := _read(run)).events]
 
 
 def _read(run: RunDir) -> Trial:

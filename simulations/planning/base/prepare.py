@@ -146,9 +146,16 @@ def _checked(settings: Settings, *, deployed: bool) -> Settings:
     return _with_paths(settings)
 
 
+DATA_SETTINGS = (
+    *(f.name for f in fields(Options)),
+    *("workload", "data_dir", "public_rows", "normalise"),
+)
+"""Settings that decide what data are loaded."""
+
+
 def data_key(settings: Settings) -> tuple[str, ...]:
     """The settings that decide what data are loaded: equal keys mean equal data."""
-    names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
+    names = [*DATA_SETTINGS]
     if settings.reproducible and workloads.own(settings.workload) is not None:
         names += ["seed"]  # a workload of a user may draw its rows from it
     return tuple(str(getattr(settings, name)) for name in names)

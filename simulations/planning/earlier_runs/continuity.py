@@ -14,7 +14,11 @@ from fedlsg.accounting.population import spread
 from fedlsg.simulations.planning.advice.remarks import inputs_line
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import source_digest
-from fedlsg.simulations.planning.earlier_runs.data_digest import data_digest, digest_of_rows
+from fedlsg.simulations.planning.earlier_runs.data_digest import (
+    contents_of,
+    data_digest,
+    digest_of_rows,
+)
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, read_own
@@ -187,8 +191,10 @@ def refuse_lost_checkpoint(run: RunDir) -> None:
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
-    """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
-    run.write_data_digest(digest_of_rows(plan))
+    """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run, and what the
+    run is made from, for comparisons.
+    """
+    run.write_data_digest(digest_of_rows(plan), contents_of(plan))
 
 
 def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) -> Settings:

@@ -1,6 +1,11 @@
-"""Digests of stored rows, by which a resumed run checks that its rows are those it began with."""
+"""Digests of stored rows, and of what a run is made from in addition to its settings and code.
+
+A resumed run checks by them that its rows are those it began with, and a comparison that all of its
+runs are made from the same.
+"""
 
 import hashlib
+import re
 
 import numpy as np
 import torch
@@ -16,6 +21,8 @@ from fedlsg.simulations.workloads.base.stored_arrays import arrays_of, is_known
 DIGEST_BYTES = 32
 ROWS_AT_ONCE = 1024
 """Part of the format: another number gives other digests."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object is in memory: Python writes it for functions, and it differs in each process."""
 
 
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
@@ -57,6 +64,37 @@ def digest_of_rows(base: Base, *, key: bytes = b"") -> str:
     if not isinstance(base.parts, OwnPart):
         content += digest(base.parts).encode()
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=key).hexdigest()
+
+
+def contents_of(base: Base) -> dict[str, str]:
+    """What a run is made from: digests of training rows, test rows and recipe, and the number of
+    the model's parameters.
+
+    All of them may come from files that neither settings nor digests of code cover. They are equal
+    for runs that differ in their seed alone. Rows are those before public features, whose last bits
+    may depend on the processor. The noise multiplier is left out of the recipe, because clients of
+    different sizes, which a seed deals, may need different noise.
+    Digests of private rows are as SECRET as the rows.
+    """
+    workload = base.workload.before_features
+    owners = None if workload.parts is None else digest(workload.parts)
+    columns, test_columns = (
+        {name: values.tolist() for name, values in sorted(by_name.items())}
+        for by_name in (workload.columns, workload.test_columns)
+    )
+    tests = {name: data_digest(split) for name, split in workload.tests.items()}
+    mechanism = {**vars(base.method.mechanism), "noise_multiplier": None}
+    return {
+        "training_rows": _digest_of(data_digest(workload.train), columns, owners),
+        "test_rows": _digest_of(tests, test_columns),
+        "recipe": _digest_of({**vars(base.method), "mechanism": mechanism}),
+        "model": str(base.initial.dense_parameters),
+    }
+
+
+def _digest_of(*parts: object) -> str:
+    """SHA-256 of what Python writes for these parts, without addresses in memory."""
+    return hashlib.sha256(ADDRESS.sub("", repr(parts)).encode()).hexdigest()
 
 
 def _label_bytes(labels: Tensor) -> bytes:

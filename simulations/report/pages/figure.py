@@ -6,8 +6,10 @@ figure; markers say the same again. Figures are drawn without pyplot: no window,
 
 import base64
 import functools
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -47,6 +49,8 @@ NARROW = 2.5
 """A logarithmic axis whose ends have a smaller ratio has even ticks."""
 DENSE, QUALITY = 90, 45
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
+FORMULA = re.compile(r"(?<!\\)\$(?=\S)[^$]*(?<=\S)\$(?!\d)")
+"""A formula of LaTeX in a name, ``$\\sigma$``, by the rule of Pandoc: ``$5 or $6`` has none."""
 LETTERS_OF_NAME = 28
 """Letters of a line of a name in a legend."""
 
@@ -144,6 +148,24 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
         figure.legend(
             entries.values(), entries.keys(), loc="outside lower left", ncols=entries_in_row
         )
+    return with_formulas(figure)
+
+
+def with_formulas(figure: "Figure") -> "Figure":
+    """The figure, in which formulas of its names are drawn as such.
+
+    One that matplotlib cannot draw stays text.
+    """
+    from matplotlib.mathtext import MathTextParser
+    from matplotlib.text import Text
+
+    parser = MathTextParser("path")
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        if FORMULA.search(words):
+            with suppress(ValueError):
+                parser.parse(words)
+                text.set_parse_math(True)
     return figure
 
 
@@ -295,5 +317,7 @@ def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
 
 
 def wrap(name: str) -> str:
-    """A long name on several lines, for a legend."""
+    """A long name on several lines, for a legend; one with a formula stays on one line."""
+    if FORMULA.search(name):
+        return name
     return textwrap.fill(name, LETTERS_OF_NAME, break_long_words=True)

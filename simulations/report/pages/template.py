@@ -321,7 +321,6 @@ PARTS = {
 </div>
 """,
     "drawing": """<figure class="chart">
-{{ keys(part.legend) }}
 <div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
 {% for panel in part.panels %}
 <div class="panel"><p class="title">{{ panel.title }}</p>
@@ -331,6 +330,7 @@ PARTS = {
 {{- panel.svg | safe }}</svg></div>
 {% endfor %}
 </div>
+{{ keys(part.legend) }}
 <script type="application/json">{{ part.data | safe }}</script>
 <figcaption>{{ part.caption }}</figcaption></figure>
 """,

@@ -52,9 +52,13 @@ REFUSED = {
     ),
     "unknown setting": ({"settings": {"sparcity": 1}}, "unknown setting 'sparcity'"),
     "hostile label": ({"methods": {"../../lsg": {"method": "lsg"}}}, "expected a method label"),
+    "a name for people as a label": (
+        {"methods": {"LoRA 50%": {"method": "lora"}}},
+        r"take 'LoRA-50', .* by labels=\{'LoRA-50': 'LoRA 50%'\}, or --label",
+    ),
     "seed as a setting": (
         {"settings": {"seed": 3}},
-        "seed is an axis of the grid: give it as --seeds",
+        "seed is an axis of the grid: give --seeds in its place",
     ),
     "epsilon as a setting": (
         {"methods": {"lsg": {"epsilon": 3}}},

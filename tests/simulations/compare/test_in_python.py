@@ -117,6 +117,13 @@ def recipe():
     return mine
 
 
+def test_an_error_has_no_frames_of_fedlsg():
+    with pytest.raises(ValueError, match="expected a method label") as caught:
+        fedlsg.compare("digits", {"LoRA 50%": {"method": "lora"}})
+    files = [Path(frame.path).name for frame in caught.traceback]
+    assert files == ["test_in_python.py", "short_traceback.py"]
+
+
 def test_runs_of_other_objects_are_no_runs_of_these(tmp_path):
     (tmp_path / "grid" / "cells").mkdir(parents=True)
     given = {"epsilons": [4.0], "out": tmp_path / "grid", "quiet": True, **TINY}

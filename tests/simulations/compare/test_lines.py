@@ -25,7 +25,7 @@ from fedlsg.simulations.compare.results.comparison_table import (
     table_csv,
 )
 from fedlsg.simulations.compare.results.line_words import mean_of, number_of
-from fedlsg.simulations.compare.results.lines import higher_is_better, lines
+from fedlsg.simulations.compare.results.lines import check_labels, higher_is_better, lines
 from fedlsg.simulations.compare.results.plots import figures
 from fedlsg.simulations.compare.search.trials import Trial, best_of
 from fedlsg.simulations.report.pages.facts import facts
@@ -71,6 +71,28 @@ def test_a_line_by_hand():
     assert number["saved_ratio"] == 4
     assert line["uplink_wire_per_client_round"] == "", "these runs did not count it"
     assert number["wall_seconds"] == pytest.approx(11)
+
+
+def test_a_seed_counts_once():
+    """Runs of one seed are no further seeds: their mean is one, and their largest epsilon counts."""
+    runs = [result(0.8), result(0.6), result(0.9, seed=1), result(0.5, method="rs")]
+    line, other = lines(runs).itertuples()
+    assert (line.n, line.planned, other.n) == (2, 2, 1)
+    assert line.mean == pytest.approx((0.7 + 0.9) / 2)
+    assert line.sd == pytest.approx(stdev([0.7, 0.9]))
+    assert line.epsilon_max == pytest.approx(3 - 0.001)
+    assert len(line.runs) == 3, "each of them spent an epsilon"
+    note = "Several runs of one seed count once, by their mean."
+    assert note in notes(lines(runs))
+    assert note not in notes(lines(runs[1:]))  # negative control
+
+
+def test_one_name_of_two_methods_is_refused():
+    known = ["rgp", "dpsgd"]
+    check_labels({"rgp": "X", "dpsgd": "Y"}, known)  # negative control
+    for labels in ({"rgp": "X", "dpsgd": "X"}, {"rgp (rank 4)": "X", "rgp (rank 8)": "X"}):
+        with pytest.raises(ValueError, match="would all be called X: give each its own name"):
+            check_labels(labels, known)
 
 
 def test_the_wire_is_that_of_a_client_and_round():

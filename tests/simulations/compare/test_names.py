@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 from fedlsg.simulations.compare.grid.grid_file import as_toml, from_toml
 from fedlsg.simulations.compare.results.bytes_axis import View, read_labels
@@ -13,6 +14,7 @@ from fedlsg.simulations.compare.results.comparison_files import Comparison
 from fedlsg.simulations.compare.results.comparison_table import frame_of
 from fedlsg.simulations.compare.results.lines import check_labels, lines
 from fedlsg.simulations.compare.results.plots import figures
+from fedlsg.simulations.report.pages.figure import plot, png
 from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import grid, result
 
@@ -39,6 +41,29 @@ def test_several_lines_of_one_name_say_how_they_differ():
     runs = [of_rank(4, 0.8), of_rank(8, 0.7)]
     assert names(runs, lsg="LSG") == ["LSG (rank 4)", "LSG (rank 8)"]
     assert names(runs, **{"lsg (rank 8)": "wide"}) == ["lsg (rank 4)", "wide"]
+
+
+def test_a_label_of_the_user_s_own_stands_alone_where_it_is_clear():
+    runs = [of_rank(8, 0.8, method="rgp", label="RGP_8"), of_rank(4, 0.7, method="rgp")]
+    assert names(runs) == ["RGP_8", "rgp (rank 4)"]
+    both = [*runs, of_rank(4, 0.6, method="rgp", label="RGP_8")]
+    assert names(both) == ["RGP_8 (rank 8)", "rgp (rank 4)", "RGP_8 (rank 4)"]
+    untouched = of_rank(4, 0.7, method="rgp", label="rgp-untouched")
+    assert names([untouched]) == ["rgp-untouched (rank 4)"]
+
+
+def test_formulas_of_names_are_formulas_in_papers(tmp_path):
+    """Control: dollars that are no formula, and what no formula can be, stay text."""
+    runs = [result(0.8), result(0.7, method="rgp"), result(0.6, method="rs")]
+    labels = {"lsg": r"a_b $\sigma_1$", "rgp": "$5 or $6_", "rs": r"$\foo{$"}
+    made = Comparison(title="t", results=runs, view=View(labels=labels))
+    rows = made.files["table.tex"]
+    assert r"a\_b $\sigma_1$ &" in rows
+    assert r"\$5 or \$6\_ &" in rows
+    drawn = plot(figures(made.table)["accuracy-epsilon"])
+    shown = {text.get_text(): text.get_parse_math() for text in drawn.findobj(Text)}
+    assert [shown[name] for name in labels.values()] == [True, False, False]
+    png(drawn)  # can be drawn
 
 
 def test_every_figure_and_table_has_the_given_name(tmp_path):

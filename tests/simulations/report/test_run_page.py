@@ -84,7 +84,7 @@ def test_the_page_says_what_a_reader_must_know():
         "6 of 7 runs finished",
         "seeds 0, 1",
         "82.0 ± 2.8",
-        "NOT PRIVATE: sgd",
+        'lines claims no privacy: "sgd"',
         "one example of one client",
         "add or remove one example",
         "No epsilon here covers that",

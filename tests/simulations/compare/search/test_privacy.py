@@ -3,7 +3,9 @@ would be too low.
 """
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -12,13 +14,16 @@ from dp_accounting.pld import PLDAccountant
 from fedlsg.accounting import Event, compose
 from fedlsg.config.partitions import SETTINGS
 from fedlsg.privacy import Entry, Ledger
+from fedlsg.simulations.compare.grid.runner import CELLS
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     PARTITION,
     Trial,
     epsilon_of,
+    keep_charges,
     read_trials,
 )
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.start_record import write_start
 
 DELTA = 1e-5
 
@@ -79,31 +84,56 @@ def test_unequal_clients_of_different_partitions_cost_an_upper_bound():
     assert by_client < epsilon_of(moved, delta=DELTA)
 
 
-def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
-    def charge(name: str, *, rounds: int, **changes: object) -> None:
-        run = RunDir(tmp_path / name)
-        run.ledgers.mkdir(parents=True)
-        run.config.write_text('workload = "digits"\nmethod = "dpsgd"\nseed = 100\nclients = 1\n')
-        values = {
-            "steps": 1,
-            "sample_rate": 0.1,
-            "noise_multiplier": 2.0,
-            "clip_norm": 1.0,
-            "num_examples": 100,
-        }
-        for round in range(rounds):
-            entry = (
-                {"client": 0, "round": round, "attempt": 0, "mechanism": "dp"} | values | changes
-            )
-            Ledger(run.ledger(0), client=0).charge(Entry(**entry))
+def charge(path: Path, *, rounds: int, **changes: object) -> None:
+    """A run directory whose client was charged for so many rounds."""
+    run = RunDir(path)
+    run.ledgers.mkdir(parents=True)
+    run.config.write_text('workload = "digits"\nmethod = "dpsgd"\nseed = 100\nclients = 1\n')
+    values = {
+        "steps": 1,
+        "sample_rate": 0.1,
+        "noise_multiplier": 2.0,
+        "clip_norm": 1.0,
+        "num_examples": 100,
+    }
+    for round in range(rounds):
+        entry = {"client": 0, "round": round, "attempt": 0, "mechanism": "dp"} | values | changes
+        Ledger(run.ledger(0), client=0).charge(Entry(**entry))
 
-    charge("a-seed100", rounds=3)
-    charge("b-seed100", rounds=2)
+
+def test_a_removed_trial_stays_in_the_cost_of_choosing(tmp_path):
+    def begin(name: str, *, rounds: int) -> Path:
+        path = tmp_path / CELLS / name
+        charge(path, rounds=rounds)
+        write_start(RunDir(path), given={}, arguments={}, notes=[], before={}, rows={})
+        return path
+
+    def steps() -> float:
+        trials = read_trials(keep_charges(tmp_path))
+        return sum(event.steps for trial in trials for event in trial.events[0])
+
+    first = begin("a-trial000", rounds=3)
+    begin("a-trial001", rounds=2)
+    assert steps() == 5
+    shutil.rmtree(first)
+    assert len(read_trials(tmp_path / CELLS)) == 1  # negative control: the folder forgets it
+    assert steps() == 5
+    again = begin("a-trial000", rounds=1)  # it is run again, which costs once more
+    assert steps() == 6
+    entry = replace(Ledger(RunDir(again).ledger(0)).entries[0], round=1)
+    Ledger(RunDir(again).ledger(0)).charge(entry)  # a trial that goes on is no other trial
+    assert steps() == 7
+    assert steps() == 7
+
+
+def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
+    charge(tmp_path / "a-seed100", rounds=3)
+    charge(tmp_path / "b-seed100", rounds=2)
     (tmp_path / "c-seed100").mkdir()  # nothing was charged
     trials = read_trials(tmp_path)
     assert len(trials) == 2
     assert epsilon_of(trials, delta=DELTA) == compose([event(steps=5)], delta=DELTA).upper
-    charge("d-seed100", rounds=1, reproducible=True)
+    charge(tmp_path / "d-seed100", rounds=1, reproducible=True)
     assert epsilon_of(read_trials(tmp_path), delta=DELTA) == math.inf
     assert read_trials(tmp_path / "nothing") == []
 
