@@ -314,9 +314,9 @@ class ServerState:
         others = set(state["carried"]) ^ set(self.public.carried)
         if others:
             raise ValueError(
-                "this checkpoint was written with another carrier, or by another version of fedlsg, "
-                f"which sends {', '.join(sorted(others))} in another form: continue with that one, "
-                "or start a new run"
+                "this checkpoint was written with another carrier or version of fedlsg, which "
+                f"sends {', '.join(sorted(others))} in another form: continue with that one, or "
+                "start a new run"
             )
 
     def load_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:

@@ -52,8 +52,8 @@ class GroupNormGradients:
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
-            # One call of autograd's own kernel, which reads contiguous memory only. It sums over the
-            # batch, so the channels of all examples are passed as channels of one.
+            # One call of autograd's own kernel, which reads contiguous memory only. It sums over
+            # the batch, so the channels of all examples are passed as channels of one.
             rows = batch * channels
             positions = x.numel() // rows
             _, scale, shift = torch.ops.aten.native_group_norm_backward(

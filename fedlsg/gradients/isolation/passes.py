@@ -63,8 +63,8 @@ def per_example_gradients(
     are added, and the sum is clipped.
     Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not
     batch first or changes in place after the call; OwnDrawsError for a model or loss that seeds
-    random draws itself (``secret_seeds``); ValueError for losses of another shape; at ``isolated``, what
-    torch raises for code that it has no rule for under ``vmap``.
+    random draws itself (``secret_seeds``); ValueError for losses of another shape; at ``isolated``,
+    what torch raises for code that it has no rule for under ``vmap``.
     ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it
     is called here.
     ``precision``: the precision of the pass. The blocks have the type of the parameters in any
