@@ -134,8 +134,8 @@ class Charges(ABC):
         that run count.
 
         Entries with reproducible noise count as if it were secret, although ``epsilon`` is infinite
-        with them. A loss that no accountant certifies exceeds it. Lambda of the entries (``Entry.log_ratio``)
-        is part of all three steps:
+        with them. A loss that no accountant certifies exceeds it. Lambda of the entries
+        (``Entry.log_ratio``) is part of all three steps:
         1. Far from the budget a bound in closed form decides.
         2. Near it, one cached ``max_steps`` gives the number of steps that are allowed at the (q,
            sigma) of ``entry``, next to at most one other setting (a pruning round). Each charge is
