@@ -24,7 +24,7 @@ from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.stated import Stated
 from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.frame import Block, Coordinates, Frame
-from fedlsg.simulations.attacks.audit import audited_settings
+from fedlsg.simulations.attacks.audit.audited import audited_settings
 
 True_ = Callable[[float, float, int], tuple[float, float, int]]
 """sigma, q and T of the claim -> those of what runs."""

@@ -166,9 +166,7 @@ def known_texts(record: Record) -> KnownTexts:
     return KnownTexts(
         tokenizer=tokenizer,
         ignored=ignored,
-        special=tuple(
-            sorted({*unused, *map(int, tokenizer.all_special_ids)} - ends | {int(pad)})
-        ),
+        special=tuple(sorted({*unused, *map(int, tokenizer.all_special_ids)} - ends | {int(pad)})),
         table_path=table_path,
         module_path=module_path,
         pad=int(pad),

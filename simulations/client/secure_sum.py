@@ -37,8 +37,8 @@ from fedlsg.training.client_round import AddNoise
 RECORD = "secure sum"
 """The record in a client's state with the client of the protocol."""
 Train = Callable[[AddNoise], Tensor]
-"""Charges the ledger and trains; calls its argument with (clipped sum, mechanism, random stream) and
-returns the integers with noise that this makes.
+"""Charges the ledger and trains; calls its argument with (clipped sum, mechanism, random stream),
+and returns the integers with noise that this makes.
 """
 
 

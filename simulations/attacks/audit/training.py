@@ -23,7 +23,7 @@ from fedlsg.attacks.audit.training_mode import Payload, canary_scores, examine, 
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from fedlsg.simulations.attacks.audit import Audited
+from fedlsg.simulations.attacks.audit.audited import Audited
 from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.base.run_base import Base

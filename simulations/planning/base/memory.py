@@ -30,7 +30,7 @@ from fedlsg.user_code.objects import restored
 DEFAULT_MICROBATCH = 256
 """Examples of a microbatch until it is sized, or if the memory of an example is not known.
 
-A processor takes no more, because its caches gain nothing. A GPU may take as many in any case.
+A processor takes no more, because its caches gain nothing; a GPU no more than these or a batch.
 """
 PARTS_OF_BATCH = 32
 """Microbatches of a batch of images in files: workers decode the next one while a step computes."""
@@ -39,8 +39,7 @@ SHARE_OF_RAM = 0.5
 SHARE_OF_GPU = 0.8
 """A process takes at most this share of the memory of its GPU."""
 COPIES = 6
-"""Float32 copies of all parameters at once: weights, a sum in float64 (two), noise,
-optimizer (two)."""
+"""Float32 copies of all parameters at once: weights, noise, float64 sum (two), optimizer (two)."""
 FLOAT_BYTES = 4
 SLACK = 1.2
 """A factor for memory that an allocator cannot use."""

@@ -144,7 +144,10 @@ def test_a_changed_file_is_still_said(stopped):
     """The negative control."""
     with (stopped.path / "config.toml").open("a") as file:
         file.write("# mine\n")
-    assert "config.toml" in examine(RunDir(stopped.path)).unused_changes(RunDir(stopped.path), where="here")[0]
+    assert (
+        "config.toml"
+        in examine(RunDir(stopped.path)).unused_changes(RunDir(stopped.path), where="here")[0]
+    )
 
 
 def test_reasons_have_words_and_no_numbers_that_nobody_explains():
