@@ -285,8 +285,8 @@ class ServerState:
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
         self.clip_norm = state["clip_norm"]
         self.basis = None
-        if state["basis"] is not None:
-            self.load_basis(**state["basis"])
+        if (basis := state.get("basis")) is not None:  # absent from older checkpoints
+            self.load_basis(**basis)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
