@@ -192,7 +192,7 @@ def state_of(
     return ServerState(
         public,
         divisor=divisor,
-        probe=None if example is None else each(example[0], lambda t: t[:1]),
+        pruning_inputs=None if example is None else each(example[0], lambda t: t[:1]),
         optimizer=None
         if optimizer is None or isinstance(optimizer, str)
         else make_own(optimizer, model),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import label_counts
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.membership.answers import Answers, Public, Scores
+from fedlsg.attacks.membership.answers import Answers, PublicAnswers, Scores
 from fedlsg.attacks.membership.scores import membership_attacks
 from fedlsg.attacks.membership.scores import rmia as rmia_file
 from fedlsg.attacks.observation import Knowledge
@@ -131,7 +131,7 @@ def world(seed: int = 0, shift: float = 2.0) -> tuple[Answers, np.ndarray]:
     phi = hardness + rng.normal(size=(MODELS + 1, CANDIDATES + PUBLIC))
     phi[:, :CANDIDATES] += shift * inside
     first = hardness - 2
-    public = Public(
+    public = PublicAnswers(
         target=phi[0, CANDIDATES:],
         shadows=phi[1:, CANDIDATES:],
         first=first[CANDIDATES:],

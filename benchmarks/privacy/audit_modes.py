@@ -17,7 +17,7 @@ from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.sample_sizes import silent_rounds
 from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
-from fedlsg.simulations.attacks.audit import Audited, audited_settings
+from fedlsg.simulations.attacks.audit.audited import Audited, audited_settings
 
 SHORT = {"method": "lsg", "epsilon": 8.0, "rounds": 8}
 CLIENTS = SHORT | {"unit": "client", "batch_size": 20, "local_steps": 3, "clip_norm": 1.0}

@@ -24,7 +24,7 @@ from fedlsg.attacks.audit.played.setting import AuditSetting
 from fedlsg.attacks.audit.played.stated import Stated
 from fedlsg.attacks.audit.played.unit_mode import record
 from fedlsg.frame import Block, Coordinates, Frame
-from fedlsg.simulations.attacks.audit import audited_settings
+from fedlsg.simulations.attacks.audit.audited import audited_settings
 
 True_ = Callable[[float, float, int], tuple[float, float, int]]
 """sigma, q and T of the claim -> those of what runs."""
@@ -85,7 +85,7 @@ def failed(made: AuditSetting, plant: str | None, games: tuple[str, ...]) -> str
     """Names of the checks that fail."""
     chosen = [game for game in games_of(made, 0) if game.name in games]
     with planted(plant, clients=made.stated.members):
-        seen = record(made, 10, seed=0, games=chosen)
+        seen = record(made, 10, seed=0, plans=chosen)
     if not games:  # as the audit was
         seen = replace(seen, count=None)
     names = (check.name for check in check_recording(seen, made) if not check.passed)

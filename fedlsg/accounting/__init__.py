@@ -2,11 +2,11 @@
 
 Which bound holds where, for neighbours by adding or removing one example (or unit):
 
-    full batches, q = 1         exact, in closed form, to rounding            ``closed_forms``
+    full batches, q = 1         exact, in closed form, to rounding            ``exact_gaussian``
     Poisson sampling, q < 1     privacy loss distribution on a grid, from     ``pld``, ``tilt``
                                 above; within about 0.1 % of epsilon
     the same, as a witness      privacy random variables, an interval         ``prv``
-    no grid fits, or where      Renyi divergences, from above; a tenth to a   ``closed_forms``
+    no grid fits, or where      Renyi divergences, from above; a tenth to a   ``renyi_bound``
     it is smaller               quarter too large
     one shuffled pass           a step at q = 1 with the least noise of the   ``privacy.totals``
                                 epoch: an example is in one of its batches
@@ -23,9 +23,9 @@ covers is refused (``AccountingError``).
 from fedlsg.accounting.calibrate import calibrate_each, calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.certified import ACCOUNTANTS, compose, epsilon
 from fedlsg.accounting.checks import check_delta
-from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event
 from fedlsg.accounting.population import Events, Spread, displayed, shared_rates, spread
+from fedlsg.accounting.renyi_bound import surely_within
 
 __all__ = [
     "ACCOUNTANTS",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from types import ModuleType
 
-from fedlsg.accounting import closed_forms, hints
+from fedlsg.accounting import hints
 from fedlsg.accounting.checks import checked_delta
 from fedlsg.accounting.events import (
     AccountingError,
@@ -28,6 +28,8 @@ from fedlsg.accounting.events import (
     smaller_delta,
     split_log_ratio,
 )
+from fedlsg.accounting.exact_gaussian import gaussian_interval
+from fedlsg.accounting.renyi_bound import renyi_interval
 from fedlsg.config.foreign import explain_other_names
 from fedlsg.user_code.short_traceback import short_traceback
 
@@ -145,7 +147,7 @@ def _certified(
     ``failures`` gets the reason if there is a Renyi bound alone.
     """
     if _full_batches(events):
-        return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
+        return {"gaussian": gaussian_interval(events[0].noise_multiplier, delta)}
     if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
     merged = len(events) > MAX_SETTINGS
@@ -157,12 +159,12 @@ def _certified(
         answer = _answer("pld", coarse, delta)
     if isinstance(answer, str):
         failures["pld"] = answer
-        return {"renyi": closed_forms.interval(coarsen(events, 4 * MAX_SETTINGS), delta)}
+        return {"renyi": renyi_interval(coarsen(events, 4 * MAX_SETTINGS), delta)}
     pld = replace(answer, lower=0.0) if merged else answer
     # The Renyi bound of many events takes longer than this one, and is rarely smaller.
     if not merged and (many or _below_renyi(pld, coarse, delta)):
         return {"pld": pld}
-    renyi = closed_forms.interval(coarsen(events, 4 * MAX_SETTINGS), delta)
+    renyi = renyi_interval(coarsen(events, 4 * MAX_SETTINGS), delta)
     return {"pld": pld, "renyi": renyi} if renyi.upper < pld.upper else {"pld": pld}
 
 

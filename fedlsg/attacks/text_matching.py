@@ -59,7 +59,7 @@ class TextMatching(Search):
     """The settings of a matching attack on texts.
 
     evaluations: steps of Adam on free embeddings, in each restart but the first.
-    rounds: the most replacements that one restart accepts; each takes one gradient.
+    rounds: the most moves (``TextSearch.moves``) that one restart accepts.
     proposals: replacements that are evaluated for one gradient, over all positions.
     """
 
@@ -137,14 +137,14 @@ class TextSearch:
     def __init__(
         self,
         observation: Observation,
-        known: Knowledge,
+        knowledge: Knowledge,
         prior: TextPrior,
         *,
         attack: TextMatching,
         words: nn.Embedding,
     ) -> None:
         self.observation = observation
-        self.known = known
+        self.knowledge = knowledge
         self.prior = prior
         self.attack = attack
         self.words = words
@@ -161,19 +161,21 @@ class TextSearch:
         return self.greedy_search(start, watch)
 
     def first_candidate(self, generator: torch.Generator, *, restart: int) -> Candidate:
-        """Where a restart begins: restart 1 at the given start, the others at random text tokens.
+        """Where a restart begins.
 
-        Tokens of the blind guess that no text is made of (begin, end) stay at their positions.
+        Restart 1: at ``prior.start``, else the blind guess, else random text tokens. The others: at
+        random text tokens; tokens of the blind guess that no text is made of (begin, end) stay at
+        their positions.
         """
         device = self.text_tokens.device
-        examples = self.known.examples or self.observation.expected_examples
-        labels = self.known.labels
+        examples = self.knowledge.examples or self.observation.expected_examples
+        labels = self.knowledge.labels
         if labels is None:
             labels = torch.zeros(examples, dtype=torch.int64)
         shape = (examples, self.prior.vocabulary.length)
         places = torch.randint(len(self.text_tokens), shape, generator=generator)
         random_tokens = self.text_tokens[places.to(device)]
-        blind = random_tokens
+        blind = random_tokens  # text tokens alone: all of them may be replaced
         if self.prior.blind is not None:
             blind = self.prior.blind.expand(examples, -1)
         if restart > 1:
@@ -213,7 +215,7 @@ class TextSearch:
         Two kinds of exchange are among them because replacements of one token get stuck when the
         right tokens are found in the wrong text or order.
         """
-        if self.known.labels is None:
+        if self.knowledge.labels is None:
             yield from self.label_changes(candidate)
         yield from exchanges_between_texts(candidate)
         yield from self.replacements(candidate)
@@ -268,7 +270,7 @@ class TextSearch:
         if self.prior.candidates is None:
             tried[:, self.text_tokens] = True
         else:
-            tried.scatter_(1, self.prior.candidates.mT, True)
+            tried.scatter_(1, self.prior.candidates.mT, True)  # of (tokens, positions)
         return scores.masked_fill(~tried, -math.inf)
 
     def model_batch(self, candidate: Candidate) -> tuple[dict[str, Tensor], Tensor]:

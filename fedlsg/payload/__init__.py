@@ -15,7 +15,7 @@ from fedlsg.payload.codecs import (
     find_codec,
     keeps_memory,
 )
-from fedlsg.payload.codecs.values import LEVELS, Dither, quantize
+from fedlsg.payload.codecs.dither import LEVELS, Dither, quantize
 from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, encode_indices, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
 

@@ -59,7 +59,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec, PayloadError, find_codec
-from fedlsg.payload.codecs.values import Dither, leb128, read_leb128
+from fedlsg.payload.codecs.dither import Dither
+from fedlsg.payload.codecs.entropy_coder import leb128, read_leb128
 
 IndexMode = Literal["derived", "explicit", "chosen"]
 """Whether positions follow from the frame, are sent too and compared with it, or are the sender's

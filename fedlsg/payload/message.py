@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlsg.frame import Block
 from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, find_codec
-from fedlsg.payload.codecs.values import Dither
+from fedlsg.payload.codecs.dither import Dither
 from fedlsg.payload.layout import (
     CHECKSUM_BYTES,
     CHOSEN,

@@ -25,6 +25,7 @@ from fedlsg.accounting import (
     surely_within,
 )
 from fedlsg.accounting.checks import checked_delta
+from fedlsg.accounting.events import grid_down, grid_up
 from fedlsg.privacy.ledger_entry import (
     SERVER,
     BudgetError,
@@ -48,6 +49,11 @@ from fedlsg.privacy.totals import STRONGEST_READER, ByRound, Reader, Totals, ord
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
+MANY_SEARCHES = 16
+"""Searches of ``max_steps`` in this process from which a grid of settings is tried first."""
+GRID = 8
+"""Points an octave of this grid."""
+
 
 class Charges(ABC):
     """The entries of one client, wherever they are kept, and the epsilon of all of them.
@@ -60,7 +66,7 @@ class Charges(ABC):
     client: int
 
     def __init__(self) -> None:
-        self._known, self._rounds = Totals(), ByRound()
+        self._so_far, self._rounds = Totals(), ByRound()
 
     @property
     @abstractmethod
@@ -71,7 +77,7 @@ class Charges(ABC):
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""
-        self._totals()
+        self._totals()  # counts the new entries
         return tuple(self._rounds.of(run, round))
 
     def next_attempt(self, round: int, run: str = "") -> int:
@@ -127,8 +133,9 @@ class Charges(ABC):
         """Whether charging ``entry`` would exceed the budget. With ``run``, only the entries of
         that run count.
 
-        A loss that no accountant certifies exceeds it. Lambda of the entries (``Entry.log_ratio``)
-        is part of all three steps:
+        Entries with reproducible noise count as if it were secret, although ``epsilon`` is infinite
+        with them. A loss that no accountant certifies exceeds it. Lambda of the entries
+        (``Entry.log_ratio``) is part of all three steps:
         1. Far from the budget a bound in closed form decides.
         2. Near it, one cached ``max_steps`` gives the number of steps that are allowed at the (q,
            sigma) of ``entry``, next to at most one other setting (a pruning round). Each charge is
@@ -183,19 +190,19 @@ class Charges(ABC):
             )
 
     def _other_unit(self, entry: Entry) -> bool:
-        """Whether some entry has another unit."""
-        return any(known.unit != entry.unit for known in self.entries)
+        """Whether the first entry has another unit; all later ones have its unit."""
+        return any(first.unit != entry.unit for first in self.entries[:1])
 
     def _has(self, entry: Entry) -> bool:
         """Whether the key of an entry is charged already."""
-        return any(known.key == entry.key for known in self.of_round(entry.round, entry.run))
+        return any(charged.key == entry.key for charged in self.of_round(entry.round, entry.run))
 
     def _totals(self) -> Totals:
-        """The totals of all entries now."""
+        """The totals of all entries now, of which the new ones are counted first."""
         entries = self.entries
-        self._known = self._known.extended(entries)
+        self._so_far = self._so_far.extended(entries)
         self._rounds.extend(entries)
-        return self._known
+        return self._so_far
 
 
 class Ledger(Charges):
@@ -317,16 +324,17 @@ class Ledger(Charges):
     def _write(self, descriptor: int, state: State, line: bytes) -> None:
         """Append a line to the file, which then has the entries of ``state``.
 
-        Text that a crash left after the last whole line is removed first.
+        Text that a crash left after the last whole line is removed first; a last line that lacks
+        only its line feed gets it.
         """
         line_feed = b""
         if os.fstat(descriptor).st_size > state.size:
             os.ftruncate(descriptor, state.size)
-        elif state.torn:  # a whole line that lacks its line feed
+        elif state.torn:
             line_feed = b"\n"
         write_all(descriptor, line_feed + line + b"\n")
         os.fsync(descriptor)
-        if len(state.entries) < 2:
+        if len(state.entries) < 2:  # the header or the first entry: the file may be new
             sync_directory(self.path.parent)
         status = os.fstat(descriptor)
         self._state = State(state.entries, (*state.heads, sha256(line)), status.st_size)
@@ -347,24 +355,23 @@ def _owner_of(path: Path) -> int:
 def _allowed(
     event: Event, besides: tuple[Event, ...], budget: float, delta: float
 ) -> Iterator[int]:
-    """Numbers of steps of ``event`` that a budget allows, with ``besides``: lower bounds, the last
-    one exact.
+    """Numbers of steps of ``event`` that a budget allows, with ``besides``: lower bounds.
 
-    After searches for many settings, the first number is for a larger q and a smaller sigma, from a
-    grid, which cost more: another setting may have searched for them. If the steps have a Lambda,
-    that of one step is raised to the grid in every number: sums of Lambdas differ in their last
-    bits, and each new value would be a search. The last number is then a lower bound as well.
+    The last one is exact if the steps have no Lambda. After ``MANY_SEARCHES``, the first one is for
+    a larger q and a smaller sigma, from a grid, which cost more: another setting may have searched
+    for them. Lambda of a step is raised to the grid: sums of Lambdas differ in their last bits, and
+    each new value would be a search.
     """
-    setting = (event.sample_rate, event.noise_multiplier)
-    level = population.DISPLAYED
-    q, sigma = setting
-    on_grid = (min(population.grid_up(q, level), 1.0), population.grid_down(sigma, level))
-    many = max_steps.cache_info().currsize >= population.MAX_EXACT_CLIENTS
+    q, sigma = event.sample_rate, event.noise_multiplier
+    settings = [(q, sigma)]
+    if max_steps.cache_info().currsize >= MANY_SEARCHES:
+        on_grid = (min(grid_up(q, GRID), 1.0), grid_down(sigma, GRID))
+        settings.insert(0, on_grid)
     ratio_of_step = 0.0
     if event.log_ratio:
         ratio = math.nextafter(event.log_ratio / event.steps, math.inf)
-        ratio_of_step = population.ratio_up(ratio, level)
-    for q, sigma in (on_grid, setting) if many else (setting,):
+        ratio_of_step = population.ratio_up(ratio, GRID)
+    for q, sigma in settings:
         yield max_steps(
             epsilon=budget,
             delta=delta,

@@ -316,7 +316,7 @@ class ClientCharges(Charges):
     def _totals(self) -> Totals:
         counted = len(self._before()), self._ledger.read().voids.get(self.client, 0)
         if counted != self._counted:
-            self._counted, self._known, self._rounds = counted, Totals(), ByRound()
+            self._counted, self._so_far, self._rounds = counted, Totals(), ByRound()
         return super()._totals()
 
 

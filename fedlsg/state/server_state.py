@@ -37,8 +37,8 @@ class ServerState:
 
     public: model, method, schedule and W_0.
     divisor: by which sums are divided; fixed for the run.
-    probe: a batch of public inputs, of which pruning without data reads the shape. The model is
-        pruned at once.
+    pruning_inputs: a batch of public inputs, of which pruning without data reads the shape. The
+        model is pruned at once.
     optimizer: any torch optimizer over the trainable parameters, in place of the method's. Its
         owner schedules it: ``scheduler`` is None then.
     round: the last finished round.
@@ -54,7 +54,7 @@ class ServerState:
         public: PublicState,
         *,
         divisor: float,
-        probe: object = None,
+        pruning_inputs: object = None,
         optimizer: Optimizer | None = None,
     ) -> None:
         self.public, self.divisor = public, divisor
@@ -75,7 +75,8 @@ class ServerState:
         else:
             self.optimizer, self.scheduler = optimizer, None
         if method.prune.active and not method.prune.reads_data:
-            prune_in_place(parameters, keep_public(self.model, method.prune, probe, seed=self.seed))
+            kept = keep_public(self.model, method.prune, pruning_inputs, seed=self.seed)
+            prune_in_place(parameters, kept)
         self.average = self.weights if method.server.ema else None
         self.round, self.updates = 0, 0
         self.pruned = not method.prune.reads_data
@@ -127,11 +128,11 @@ class ServerState:
         return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
 
     def prune(
-        self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int
+        self, frame: Frame, client_values: Sequence[Float[Tensor, " kept"]], *, num_examples: int
     ) -> None:
-        """Set the weights of smallest noisy saliency to 0; ``updates``: values in client order."""
+        """Set the weights of smallest noisy saliency to 0; ``client_values`` in client order."""
         kept = keep_snip(
-            aggregate(updates),
+            aggregate(client_values),
             frame,
             self.public.parameters,
             self.method.prune.rate,
@@ -147,24 +148,28 @@ class ServerState:
         return parameters_to_vector(trainable(self.model).values()).detach()
 
     def finish_round(
-        self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0
+        self,
+        frame: Frame,
+        client_values: Sequence[Float[Tensor, " kept"]],
+        *,
+        noise_std: float = 0.0,
     ) -> None:
         """Apply the clients' values and end the round; without values only its counter changes.
 
-        updates: in client order.
+        client_values: in client order.
         noise_std: deviation of the noise in their sum, which ranked sparsification also adds to
             frozen coordinates.
         """
-        if updates:
-            self.step(aggregate(updates), frame, noise_std=noise_std)
+        if client_values:
+            self.step(aggregate(client_values), frame, noise_std=noise_std)
         self.round += 1
 
     def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
         """One server update by the clients' sum.
 
         Guarantee: it depends on ``total`` only through (total / divisor) in the weights' widest
-        type. So a replica that receives these numbers and ``noise_std`` (``Step``) gets exactly the
-        same state.
+        type. So a replica that receives these numbers and ``noise_std`` (``server_update.Step``)
+        gets exactly the same state.
         """
         total = _as_sent(total, self.divisor, widest(trainable(self.model).values()))
         self._remember(total, frame, noise_std)
@@ -279,8 +284,9 @@ class ServerState:
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
         self.clip_norm = state["clip_norm"]
-        saved = state.get("basis") or {"round": 1, "flat": None}
-        self.take_basis(saved["flat"], round=saved["round"])
+        self.basis = None
+        if (basis := state.get("basis")) is not None:  # absent from older checkpoints
+            self.load_basis(**basis)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -308,12 +314,12 @@ class ServerState:
         others = set(state["carried"]) ^ set(self.public.carried)
         if others:
             raise ValueError(
-                "this checkpoint was written by another version of fedlsg, which sends "
-                f"{', '.join(sorted(others))} in another form: continue the run with that version, "
-                "or start a new run"
+                "this checkpoint was written with another carrier or version of fedlsg, which "
+                f"sends {', '.join(sorted(others))} in another form: continue with that one, or "
+                "start a new run"
             )
 
-    def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
+    def load_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
         """Continue with the carriers of another process, by the refresh of ``round``; None: with
         none.
 
@@ -330,9 +336,7 @@ class ServerState:
 
 
 def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:
-    """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's
-    model.
-    """
+    """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a model."""
     parameters: list[Tensor] = list(trainable(model).values())
     expected = sum(p.numel() for p in parameters)
     if weights.shape != (expected,):
@@ -352,12 +356,12 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
 def _as_sent(
     total: Float[Tensor, " kept"], divisor: float, dtype: torch.dtype
 ) -> Float[Tensor, " kept"]:
-    """divisor times (total / divisor), the latter rounded to ``dtype``.
+    """divisor times (total / divisor), rounded as replicas get it: see ``server_update.Step``.
 
     It is computed in pieces: whole vectors would be the server's largest.
     """
     rounded = torch.empty_like(total, dtype=torch.float64)
-    size = at_once(total.device.type)
-    for piece, part in zip(rounded.split(size), total.split(size), strict=True):
+    piece_size = at_once(total.device.type)
+    for piece, part in zip(rounded.split(piece_size), total.split(piece_size), strict=True):
         piece.copy_((part / divisor).to(dtype).double() * divisor)
     return rounded

@@ -268,7 +268,7 @@ def restart(
         epoch, counted = (int(number) for number in extra["memory-counters"])
         sums = (extra.get("memory-current"), extra.get("memory-last"))
         state.memory = Memory(epoch=epoch, updates=counted, current=sums[0], last=sums[1])
-    state.take_basis(extra.get("basis"), round=round)
+    state.load_basis(extra.get("basis"), round=round)
     schedule(state, updates)
     state.round, state.updates = finished_before(round), updates
     state.pruned = phase_of(round) is Phase.TRAINING

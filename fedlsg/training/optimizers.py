@@ -7,7 +7,7 @@ All of them only read noisy sums, so none changes an epsilon.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedlsg.config.choices import did_you_mean
+from fedlsg.training.yogi import Yogi
 
 SHORT = {"SGD": "sgd", "Adam": "adam"}
 """Names that are written in small letters, by class."""
@@ -33,14 +34,13 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """Methods of an optimizer that torch hides from its compiler."""
 
 
-@cache  # of installed torch: for a process
+@cache  # depends on the installed torch alone
 def classes() -> Mapping[str, type[Optimizer]]:
     """The classes that need a gradient and a learning rate only, by the name that a user gives."""
     by_name: dict[str, type[Optimizer]] = {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-        "Yogi": Yogi,
+        name: getattr(torch.optim, class_name) for class_name, name in SHORT.items()
     }
+    by_name["Yogi"] = Yogi
     for name, member in vars(torch.optim).items():
         if not (inspect.isclass(member) and issubclass(member, Optimizer)) or name in (
             *SHORT,
@@ -57,7 +57,7 @@ def classes() -> Mapping[str, type[Optimizer]]:
 
 def names() -> tuple[str, ...]:
     """All names of ``optimizer``."""
-    first = ("sgd", "adam")
+    first = tuple(SHORT.values())
     return (*first, *sorted(set(classes()) - set(first)))
 
 
@@ -109,6 +109,7 @@ def build(
 ) -> Optimizer:
     """The optimizer of a name, with learning rate, momentum, weight decay and options.
 
+    momentum: of sgd; ``ServerOptimizer`` refuses one for others, which may have it as an option.
     Raises ValueError for options out of range, for parameters that it cannot step, and for a weight
     decay that it does not have.
     """
@@ -158,8 +159,8 @@ class Option:
     """An option of an optimizer's class.
 
     kind: type of its value.
-    default: its default. The value of a tuple has the length of the default, and may be none where
-        the default is.
+    default: its default. A tuple has as many elements as the default; an element may be the word
+        none where that of the default is None.
     """
 
     kind: type
@@ -185,7 +186,7 @@ class Option:
             ) from None
 
 
-@cache  # of installed torch: for a process
+@cache  # depends on the installed torch alone
 def options_of(name: str) -> Mapping[str, Option]:
     """The options that ``optimizer_options`` may give to a class, by name."""
     cls = classes()[name]
@@ -201,61 +202,9 @@ def options_of(name: str) -> Mapping[str, Option]:
 
 
 def _kind(hint: Any, default: Any) -> type:
-    """The type of an option: torch annotates numbers as floats whose default is an int."""
+    """The type of an option; torch annotates some numbers as float whose default is an int."""
     if isinstance(default, bool | tuple):
         return type(default)
     if hint is int:
         return int
     return str if str in (hint, *get_args(hint)) else float
-
-
-class Yogi(Optimizer):
-    """Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
-
-    Symbols: g_t the noisy gradient, the paper's -Delta_t; tau = eps, the degree of adaptivity;
-    m_0 = 0, v_0 = tau^2.
-        m <- b1 m + (1 - b1) g
-        v <- v - (1 - b2) g^2 sign(v - g^2)
-        W <- W - lr m / (sqrt(v) + tau)
-    v moves by a share of g^2 and not of their difference, so that it falls slowly after large
-    gradients. As in the paper there is no bias correction. ``weight_decay`` adds W times it to g,
-    as in Adam.
-    Raises ValueError for numbers out of range.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-3,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not all(0 <= beta < 1 for beta in betas) or not 0 < eps < float("inf"):
-            raise ValueError(f"expected 0 <= {betas=} < 1 and 0 < {eps=} < inf")
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        for group in self.param_groups:
-            (first, second), tau = group["betas"], group["eps"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                g, buffers = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
-                if not buffers:
-                    buffers |= {
-                        "exp_avg": torch.zeros_like(p),
-                        "exp_avg_sq": torch.full_like(p, tau**2),
-                    }
-                buffers["exp_avg"].lerp_(g, 1 - first)
-                square = g.square()
-                buffers["exp_avg_sq"].addcmul_(
-                    square, (buffers["exp_avg_sq"] - square).sign(), value=second - 1
-                )
-                p.addcdiv_(
-                    buffers["exp_avg"], buffers["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"]
-                )

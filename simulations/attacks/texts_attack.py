@@ -18,7 +18,7 @@ from fedlsg.attacks.tokens import TextPrior, span_test
 from fedlsg.simulations.attacks.findings import NO_ATTACK, VERDICTS, shown_name
 from fedlsg.simulations.attacks.observations import Record, sigma_of
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
-from fedlsg.simulations.attacks.texts_known import text_public
+from fedlsg.simulations.attacks.texts_known import known_texts
 from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, score_texts
 from fedlsg.simulations.report.pages.page import Mark, TokenLine, TokenLines
 
@@ -117,7 +117,7 @@ class Texts(Kind):
     outcome, original, known = TextSummary, "sentence", TEXT_ATTACKS
 
     def __init__(self, record: Record) -> None:
-        self.public = text_public(record)
+        self.public = known_texts(record)
 
     def guessed(self, threat: ThreatModel) -> str:
         return (

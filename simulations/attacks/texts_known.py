@@ -1,4 +1,4 @@
-"""Public knowledge of a workload's texts: tokenizer, frequencies of tokens, texts for verdicts."""
+"""What an adversary knows of a workload's texts: tokenizer, token frequencies, public texts."""
 
 from collections import Counter
 from collections.abc import Callable, Set
@@ -35,48 +35,48 @@ Judge = Callable[[Bags, float | None], tuple[Recognition, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextPublic:
+class KnownTexts:
     """What an adversary knows of a workload's texts without an update.
 
     tokenizer: that of the model.
     ignored: padding, begin and end, which no score counts.
     special: tokens that no text holds: padding, unused and special ones, but for begin and end.
-    words: path of the model's table of word embeddings.
-    embeddings: path of the module that has this table.
+    table_path: path of the model's table of word embeddings.
+    module_path: path of the module that has this table.
     pad: the token of padding.
     begin: the first token of every text; None if the tokenizer has none.
     end: the last token of every text; None if the tokenizer has none.
-    size: tokens in the table.
-    types: token types (segments) of the public texts.
+    vocabulary_size: tokens in the table.
+    token_types: token types (segments) of the public texts.
     counts: copies of each token in each public text, for the blind guess and the prior.
     """
 
     tokenizer: Any
     ignored: frozenset[int]
     special: tuple[int, ...]
-    words: str
-    embeddings: str
+    table_path: str
+    module_path: str
     pad: int
     begin: int | None
     end: int | None
-    size: int
-    types: int
+    vocabulary_size: int
+    token_types: int
     counts: tuple[Counter[int], ...]
 
     def prior(self, length: int) -> TextPrior:
         """The prior of texts of ``length`` tokens, those of begin and end included."""
-        total = torch.full((self.size,), UNSEEN, dtype=torch.float64)
+        total = torch.full((self.vocabulary_size,), UNSEEN, dtype=torch.float64)
         for bag in self.counts:
             for token, copies in bag.items():
                 total[token] += copies
         vocabulary = Vocabulary(
-            embeddings=self.embeddings,
-            words=self.words,
-            size=self.size,
+            embeddings=self.module_path,
+            words=self.table_path,
+            size=self.vocabulary_size,
             length=length,
             special=self.special,
             pad=self.pad,
-            types=self.types,
+            types=self.token_types,
         )
         total[[*self.ignored]] = 0.0
         first = [] if self.begin is None else [self.begin]
@@ -93,7 +93,7 @@ class TextPublic:
 
         The gain of the k-th copy of a token is the number of texts with k copies or more. It falls
         with k, so that the ``count`` largest gains are the best guess. If public texts have fewer
-        copies, the first token fills the rest.
+        copies, the first token fills the rest; without public texts the guess is empty.
         """
         gains: Counter[tuple[int, int]] = Counter()
         for bag in self.counts:
@@ -102,7 +102,11 @@ class TextPublic:
         return [*tokens, *tokens[:1] * (count - len(tokens))]
 
     def judge(self, truth: Int64[Tensor, "batch positions"], examples: int) -> Judge:
-        """A judge of guesses at these originals, of ``examples`` originals in the whole run."""
+        """A judge of guesses at these originals, of ``examples`` originals in the whole run.
+
+        It compares them with a pool: public texts that are no originals, and synthetic ones up to
+        ``pool_size``, by seed 0 so that every attack has the same.
+        """
         originals = bags(truth, self.ignored)
         pool = TextPool(texts=self.counts).unlike(
             originals, pool_size(examples), public_generator(0, "public texts")
@@ -111,12 +115,12 @@ class TextPublic:
         true = [pool.vector(bag) for bag in originals]
 
         def verdicts(guesses: Bags, unexplained: float | None) -> tuple[Recognition, ...]:
-            rivals = pool.similarities(guesses)
+            similarity_to_pool = pool.similarities(guesses)
             vectors = [pool.vector(bag) for bag in guesses]
             return tuple(
                 recognise(
                     torch.tensor([dot(vector, text) for vector in vectors]),
-                    rivals,
+                    similarity_to_pool,
                     examples=examples,
                     least=RECOVERED_TEXT,
                     unexplained=unexplained,
@@ -136,7 +140,7 @@ def bags(tokens: Int64[Tensor, "batch positions"], ignored: Set[int]) -> Bags:
     ]
 
 
-def text_public(record: Record) -> TextPublic:
+def known_texts(record: Record) -> KnownTexts:
     """The public knowledge of a record: from its settings, its model and the test split.
 
     Raises ValueError for a model without a table of word embeddings.
@@ -147,30 +151,29 @@ def text_public(record: Record) -> TextPublic:
         find_encoder(str(settings.model), settings.pretrained), data_root(folder)
     )
     model = record.base.initial.model()
-    words, embeddings = embedding_paths(model)
-    table = model.get_submodule(words)
+    table_path, module_path = embedding_paths(model)
+    table = model.get_submodule(table_path)
     assert isinstance(table, nn.Embedding)
     rows = torch.arange(min(PUBLIC_TEXTS, len(workload.test)))
     public, _ = workload.test.batch(rows)
     pad, begin, end = tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id
-    ignored = frozenset(int(token) for token in (pad, begin, end) if token is not None)
+    ends = {int(token) for token in (begin, end) if token is not None}
+    ignored = frozenset(ends | {int(pad)})
     unused = (
         number for word, number in tokenizer.get_vocab().items() if word.startswith("[unused")
     )
-    token_types = public.get("token_type_ids")
-    return TextPublic(
+    segments = public.get("token_type_ids")
+    return KnownTexts(
         tokenizer=tokenizer,
         ignored=ignored,
-        special=tuple(
-            sorted({*unused, *map(int, tokenizer.all_special_ids)} - (ignored - {int(pad)}))
-        ),
-        words=words,
-        embeddings=embeddings,
+        special=tuple(sorted({*unused, *map(int, tokenizer.all_special_ids)} - ends | {int(pad)})),
+        table_path=table_path,
+        module_path=module_path,
         pad=int(pad),
         begin=begin,
         end=end,
-        size=table.num_embeddings,
-        types=1 if token_types is None else int(token_types.max()) + 1,
+        vocabulary_size=table.num_embeddings,
+        token_types=1 if segments is None else int(segments.max()) + 1,
         counts=tuple(bags(public["input_ids"], ignored)),
     )
 
@@ -178,7 +181,7 @@ def text_public(record: Record) -> TextPublic:
 def embedding_paths(model: nn.Module) -> tuple[str, str]:
     """Paths of the table of word embeddings, as transformers names it, and of the module with it.
 
-    Raises ValueError for a model that has none.
+    The outermost model of transformers says which it is. Raises ValueError if there is none.
     """
     get_table = next(
         (

@@ -124,7 +124,7 @@ class Shared:
                 f"a step before version {base} cannot be read: {error}"
             ) from None
 
-    def take_basis(self, state: ServerState, round: int) -> None:
+    def load_basis(self, state: ServerState, round: int) -> None:
         """Take the server's carriers of a round, which are those of the client's own probe."""
         public = state.public
         if public.source is None:
@@ -164,7 +164,7 @@ class Own:
         """No steps: no version before ``base`` is used."""
         return []
 
-    def take_basis(self, state: ServerState, round: int) -> None:
+    def load_basis(self, state: ServerState, round: int) -> None:
         """Do nothing: the client computes the probe itself."""
 
     def save(self, state: ServerState, version: int) -> None:
@@ -258,10 +258,10 @@ class Replica:
         """
         before, sent = self.state.basis, read_basis(content)
         if sent is not None:
-            self.state.take_basis(sent, round=round)
+            self.state.load_basis(sent, round=round)
             self._frame = None
         else:
-            place.take_basis(self.state, round)
+            place.load_basis(self.state, round)
         with suppress(CannotDrawError):
             return self.state.basis_of(round) is not before
         return False
@@ -320,7 +320,7 @@ class Replica:
                 derived = self._frame[1]
             self._frame = None
             if step.round != PRUNING_ROUND:
-                place.take_basis(self.state, step.round)
+                place.load_basis(self.state, step.round)
             try:
                 replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:

@@ -3,8 +3,8 @@
 The privacy claim rests on this order: every check that may refuse, the charge to the ledger,
 clipping of the batch, noise on the grid, masking of the sum, writing of the state. Only then do
 masked values leave. A stage that is asked for again gets the same answer; a later attempt gets
-fresh noise and is charged again. An attempt that is over does not begin again: no terms have two
-clients, or two pairs of keys.
+fresh noise and is charged again. A client makes secrets once for an attempt: one that is over does
+not begin again.
 """
 
 import math
@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedlsg.config.selection import selection_of
-from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
-from fedlsg.secure_sum import SecureSumError as ProtocolError
+from fedlsg.randomness import SecretStream
+from fedlsg.secure_sum import Client, SecureSumError, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum.discrete import Release
 from fedlsg.simulations.client.node.refusals import SecureSumRefusedError
 from fedlsg.simulations.planning.base.run_base import Base
@@ -37,7 +37,9 @@ from fedlsg.training.client_round import AddNoise
 RECORD = "secure sum"
 """The record in a client's state with the client of the protocol."""
 Train = Callable[[AddNoise], Tensor]
-"""Charges the ledger and trains; returns the integers that a function makes of the sum."""
+"""Charges the ledger and trains; calls its argument with (clipped sum, mechanism, random stream),
+and returns the integers with noise that this makes.
+"""
 
 
 def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordDict) -> bytes:
@@ -84,7 +86,8 @@ def answer(
 ) -> bytes:
     """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
 
-    terms: makes the terms of the attempt, or raises ProtocolError.
+    The stage with values, MASKED, is for ``masked``.
+    terms: makes the terms of the attempt, or raises SecureSumError.
     number: of the client.
     make_root: makes the secret from which the client's keys follow.
 
@@ -120,11 +123,11 @@ def masked(
     """
     with refusing(stage):
         if (stage.name, stage.round) != (MASKED, round):
-            raise ProtocolError(
+            raise SecureSumError(
                 f"expected stage {MASKED!r} of round {round}, got {stage.name!r} of {stage.round}"
             )
         if (stage.length, stage.bits) != (release.values, release.grid.bits):
-            raise ProtocolError(
+            raise SecureSumError(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says "
                 f"{stage.length} of {stage.bits}"
             )
@@ -133,30 +136,31 @@ def masked(
         client.accept(stage.message)
         if client.stage != MASKED:  # it returns its stored answer, and ignores the values
             return client.masked(np.zeros(stage.length, dtype=np.int64))
-    values = train(
-        lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=round)
-    )
-    message = client.masked(values.numpy())
+
+    def to_noisy_integers(total: Tensor, mechanism: object, stream: SecretStream) -> Tensor:
+        return release.encode(total, stream, seed=seed, round=round)
+
+    message = client.masked(train(to_noisy_integers).numpy())
     store(client, state)
     return message
 
 
 @contextmanager
 def refusing(stage: Stage) -> Iterator[None]:
-    """Turn a ProtocolError of the block into a SecureSumRefusedError."""
+    """Turn a SecureSumError of the block into a SecureSumRefusedError."""
     try:
         yield
-    except ProtocolError as error:
+    except SecureSumError as error:
         raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
 
 
 def check_noise(stage: Stage, release: Release) -> None:
-    """Raise ProtocolError if the clients agreed on another share of the noise than this round's.
+    """Raise SecureSumError if the clients agreed on another share of the noise than this round's.
 
     The last digits may differ between machines; 1e-6 is far above that rounding.
     """
     if not math.isclose(stage.noise, release.noise_std(1), rel_tol=1e-6):
-        raise ProtocolError(
+        raise SecureSumError(
             f"expected noise of deviation {release.noise_std(1):g} from each client, the server "
             f"says {stage.noise:g}"
         )
@@ -182,7 +186,7 @@ def stage_in(content: RecordDict) -> Stage:
 def _terms(base: Base, stage: Stage, partition: int) -> Terms:
     """The terms of an attempt.
 
-    Raises ProtocolError for other clients than the public schedule selects, for a client that it
+    Raises SecureSumError for other clients than the public schedule selects, for a client that it
     does not select, and for terms that no graph fits.
     """
     sums, s = base.sums, base.settings
@@ -190,21 +194,21 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
     rule = selection_of(s.selection, secret=base.unit.at_server)
     selected = rule.select(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
-        raise ProtocolError(
+        raise SecureSumError(
             f"expected the clients that round {stage.round} selects, got {list(stage.clients)}"
         )
     if partition not in stage.clients:
-        raise ProtocolError(f"round {stage.round} does not select this client, number {partition}")
+        raise SecureSumError(f"round {stage.round} does not select this client, number {partition}")
     try:
         return stage.terms(sums)
     except ValueError as error:
-        raise ProtocolError(str(error)) from None
+        raise SecureSumError(str(error)) from None
 
 
 def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], bytes]) -> Client:
     """The client of an attempt, with new secrets unless the attempt has begun.
 
-    Secrets of an earlier attempt are forgotten. Raises ProtocolError for an attempt that is not
+    Secrets of an earlier attempt are forgotten. Raises SecureSumError for an attempt that is not
     later than the last one of its run: it may have been answered with other keys.
     """
     record = state.config_records.get(RECORD, ConfigRecord())
@@ -213,7 +217,7 @@ def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], 
     stored = record.get(_last_attempt_key(terms))
     last = tuple(int(value) for value in stored) if isinstance(stored, list) else ()
     if (terms.round, terms.attempt) <= last:
-        raise ProtocolError(
+        raise SecureSumError(
             f"expected a later attempt than the last one of this run, number {last[1]} of round "
             f"{last[0]}, got number {terms.attempt} of round {terms.round}"
         )
@@ -221,10 +225,10 @@ def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], 
 
 
 def restore(terms: Terms, number: int, state: RecordDict) -> Client:
-    """The client of an attempt that has begun. Raises ProtocolError for another one."""
+    """The client of an attempt that has begun. Raises SecureSumError for another one."""
     record = state.config_records.get(RECORD)
     if record is None or record["terms"] != terms.digest:
-        raise ProtocolError(
+        raise SecureSumError(
             "this client has not announced keys for this attempt, or has restarted since"
         )
     stored = record["state"]

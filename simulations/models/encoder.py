@@ -94,7 +94,7 @@ def build_encoder(
     config.num_labels = num_classes
     pooling = _pooling(source)
     kind = AutoModelForSequenceClassification if pooling == "own" else AutoModel
-    if source.weights:
+    if source.pretrained:
         body = load_body(kind, source, config, attention)
     else:
         body = kind.from_config(config, attn_implementation=attention, dtype=torch.float32)
@@ -170,7 +170,7 @@ def _take_head(body: nn.Module) -> nn.Module:
 
 def _pooling(source: EncoderSource) -> Pooling:
     """The pooling that a folder of sentence-transformers names; ``own`` for any other."""
-    if source.built_in:
+    if source.needs_no_download:
         return "own"
     file = model_folder(source) / "1_Pooling" / "config.json"
     if not file.is_file():

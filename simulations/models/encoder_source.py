@@ -33,25 +33,25 @@ class EncoderSource:
 
     name: its name for the user.
     place: an absolute folder, or OWNER/NAME on the hub.
-    weights: whether its weights are loaded; False: random ones (``pretrained=none``).
+    pretrained: whether its weights are loaded; False: random ones (``pretrained=none``).
     """
 
     name: str
     place: str
-    weights: bool = True
+    pretrained: bool = True
 
     @property
-    def built_in(self) -> bool:
-        """Whether the architecture is known here, so that random weights need no download."""
-        return self.name in HUB and not self.weights
+    def needs_no_download(self) -> bool:
+        """Whether it has random weights, and an architecture that is known here."""
+        return self.name in HUB and not self.pretrained
 
 
 def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
     """The encoder of a short name, an absolute folder, or OWNER/NAME on the hub. Nothing is loaded.
 
-    Raises: ModuleNotFoundError: transformers, or the package that ships MiniLM, is not installed.
-        FileNotFoundError: no such folder. ValueError: another name, a relative folder, another
-        ``pretrained``.
+    Raises ModuleNotFoundError without transformers, or without the package that ships MiniLM;
+    FileNotFoundError for a folder without a model; ValueError for another name, a relative folder
+    or another ``pretrained``.
     """
     if find_spec("transformers") is None:
         raise ModuleNotFoundError("text models need the text extra: pip install 'fedlsg[text]'")
@@ -60,11 +60,11 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
             f"expected {pretrained=} to be none (random weights) or left out; name a checkpoint by "
             "model"
         )
-    weights = pretrained is None
+    loads_weights = pretrained is None
     if name == "minilm":
-        return EncoderSource(name=name, place=str(_minilm_folder()), weights=weights)
+        return EncoderSource(name=name, place=str(_minilm_folder()), pretrained=loads_weights)
     if name in HUB:
-        return EncoderSource(name=name, place=HUB[name], weights=weights)
+        return EncoderSource(name=name, place=HUB[name], pretrained=loads_weights)
     if name.startswith(("/", "~", ".")):
         folder = Path(name).expanduser()
         if not folder.is_absolute():
@@ -75,14 +75,14 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
             raise FileNotFoundError(
                 f"no config.json in {folder}: expected a model saved by transformers"
             )
-        return EncoderSource(name=name, place=str(folder), weights=weights)
+        return EncoderSource(name=name, place=str(folder), pretrained=loads_weights)
     if "/" not in name:
-        choose(
+        choose(  # raises: no such name is in the table
             "text model",
             name,
             dict.fromkeys((*NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")),
         )
-    return EncoderSource(name=name, place=name, weights=weights)
+    return EncoderSource(name=name, place=name, pretrained=loads_weights)
 
 
 def reason_of(error: Exception) -> str:
@@ -99,7 +99,7 @@ def model_folder(source: EncoderSource) -> Path:
         return Path(source.place)
     from huggingface_hub import snapshot_download
 
-    patterns = [*_TEXT_FILES, "*.safetensors"] if source.weights else _TEXT_FILES
+    patterns = [*_TEXT_FILES, "*.safetensors"] if source.pretrained else _TEXT_FILES
     ignore = ["onnx/*", "openvino/*"]
     with suppress(FileNotFoundError):  # not downloaded yet
         local = snapshot_download(
@@ -129,7 +129,7 @@ def load_config(source: EncoderSource, dropout: float = 0.0) -> Any:
     """
     from transformers import AutoConfig, BertConfig, RobertaConfig
 
-    if source.built_in and source.name == "roberta-base":
+    if source.needs_no_download and source.name == "roberta-base":
         config: Any = RobertaConfig(
             vocab_size=50265,
             max_position_embeddings=514,
@@ -139,12 +139,13 @@ def load_config(source: EncoderSource, dropout: float = 0.0) -> Any:
             pad_token_id=1,
             eos_token_id=2,
         )
-    elif source.built_in:
+    elif source.needs_no_download:
         config = BertConfig()
     else:
         config = AutoConfig.from_pretrained(model_folder(source))
     for name, value in config.to_dict().items():
-        if "drop" in name and (value is None or isinstance(value, float)):
+        is_rate = isinstance(value, int | float) and not isinstance(value, bool)
+        if "drop" in name and (value is None or is_rate):
             setattr(config, name, dropout if "dropout" in name else 0.0)
     return config
 
@@ -158,7 +159,7 @@ def load_tokenizer(source: EncoderSource, data_root: Path | None) -> Any:
     """
     from transformers import AutoTokenizer, RobertaTokenizer
 
-    if source.built_in:
+    if source.needs_no_download:
         folder = None if data_root is None else data_root / BPE_FOLDER
         if source.name == "roberta-base" and folder is not None and folder.is_dir():
             vocabulary, merges = (folder / file for file in ("vocab.json", "merges.txt"))
@@ -179,7 +180,7 @@ def longest_text(config: Any, tokenizer: Any) -> int:
 
 def _complete(folder: Path, source: EncoderSource) -> bool:
     return (folder / "config.json").is_file() and (
-        not source.weights or any(folder.glob("*.safetensors"))
+        not source.pretrained or any(folder.glob("*.safetensors"))
     )
 
 

@@ -89,7 +89,7 @@ def restore(run: RunDir) -> Restored:
             f"{run.config} changed since the run: its settings are compared with those of the "
             "checkpoint"
         )
-    notes += [*_damaged_files(run), *examined.left(run, use="as it is")]
+    notes += [*_damaged_files(run), *examined.unused_changes(run, where="as it is")]
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
     if _is_damaged(run.read_summary):

@@ -5,13 +5,14 @@ manifest finds damage and edits by mistake, not forgery. Without a manifest one 
 nothing was checked.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
+from fedlsg.privacy import RUN, SERVER, LedgerError, check_extends, read_entries, verify_extends
 from fedlsg.simulations.storage.atomic_files import DamagedError, Record, is_whole, unseal
 from fedlsg.simulations.storage.feedback_box import FeedbackBox
 from fedlsg.simulations.storage.journal import Mark, verify
@@ -66,7 +67,7 @@ SHOWN = 5
 class Examined:
     """The result of a check.
 
-    changed: how a file differs from what the run wrote, by its path in the run directory.
+    changed: how each file that differs does so, by its path in the run directory.
     notes: sentences about what could not be checked, or does not matter.
     """
 
@@ -76,25 +77,29 @@ class Examined:
     def refuse(self, run: RunDir, reads: Sequence[str]) -> None:
         """Raise DamagedError, naming them, if files that are read have changed."""
         wrong = {
-            name: why
-            for name, why in self.changed.items()
+            name: difference
+            for name, difference in self.changed.items()
             if any(fnmatchcase(name, pattern) for pattern in reads)
         }
         if wrong:
-            hint = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
-                SETTINGS in wrong
-            )
+            hint = ""
+            if SETTINGS in wrong:
+                hint = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it"
             raise DamagedError(
                 f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it "
                 f"again{hint}"
             )
 
-    def left(self, run: RunDir, *, use: str) -> list[str]:
-        """One line that names the changed files as not used ``use`` ("here"); none without any."""
-        changed = {name: why for name, why in self.changed.items() if not name.startswith(OUTBOX)}
+    def unused_changes(self, run: RunDir, *, where: str) -> list[str]:
+        """A line that names the changed files as not used ``where`` ("here"), if there are any."""
+        changed = {
+            name: difference
+            for name, difference in self.changed.items()
+            if not name.startswith(OUTBOX)
+        }
         if not changed:
             return []
-        return [f"changed since the run, and not used {use}: {words(run, changed)}"]
+        return [f"changed since the run, and not used {where}: {words(run, changed)}"]
 
 
 def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
@@ -106,14 +111,14 @@ def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
     run = RunDir.open(str(path))
     examined = examine(run)
     examined.refuse(run, reads)
-    for line in (*examined.notes, *examined.left(run, use="here")):
+    for line in (*examined.notes, *examined.unused_changes(run, where="here")):
         say(line)
     return run
 
 
 def words(run: RunDir, changed: Mapping[str, str]) -> str:
     """The first changed files, each with how it differs, and the number of the others."""
-    shown = [f"{run.path / name} ({why})" for name, why in list(changed.items())[:SHOWN]]
+    shown = [f"{run.path / name} ({how})" for name, how in list(changed.items())[:SHOWN]]
     more = len(changed) - len(shown)
     return ", ".join([*shown, f"and {more} more"] if more else shown)
 
@@ -136,11 +141,12 @@ def examine(run: RunDir) -> Examined:
         try:
             record = unseal(part.path, otherwise=OTHERWISE)
             listed = _read_list(run, part, record, examined)
-            _compare_files(run, record, listed, examined)
-            _compare_growing(run, record, examined)
         except (FileNotFoundError, PermissionError) as error:
-            how = "is missing" if isinstance(error, FileNotFoundError) else "is another user's"
-            examined.notes.append(f"{part.path} {how}; files that are not public were not checked")
+            why = "is missing" if isinstance(error, FileNotFoundError) else "is another user's"
+            examined.notes.append(f"{part.path} {why}; the files that it lists were not checked")
+            continue
+        _compare_files(run, record, listed, examined)
+        _compare_growing(run, record, examined)
     return examined
 
 
@@ -154,14 +160,18 @@ def _read_list(run: RunDir, part: Part, record: Record, examined: Examined) -> R
             raise DamagedError
     except DamagedError:
         name = part.list.path.relative_to(run.path).as_posix()
-        examined.changed[name] = "so the files that it lists were not checked"
+        examined.changed[name] = "damaged, so the files that it lists were not checked"
         return {}
     return listed
 
 
 def _compare_files(run: RunDir, record: Record, listed: Record, examined: Examined) -> None:
-    """Compare the files that do not grow, and the ledgers, with a manifest and its list."""
-    claims: Record = {  # of one file the last claim holds
+    """Compare the files that do not grow, and the ledgers, with a manifest and its list.
+
+    A claim about a file is its mark, or the end of a ledger (a list), or None if the file has a
+    digest of its own. The last claim holds.
+    """
+    claims: Record = {
         **listed,
         **dict.fromkeys(record["own"]),
         **record["files"],
@@ -169,11 +179,11 @@ def _compare_files(run: RunDir, record: Record, listed: Record, examined: Examin
     }
     for name, claim in claims.items():
         if is_mark(claim):
-            why = _digest_differs(run.path / name, claim)
+            difference = _digest_differs(run.path / name, claim)
         else:
-            why = _own_differs(run, name, claim)
-        if why:
-            examined.changed[name] = why
+            difference = _own_differs(run, name, claim)
+        if difference:
+            examined.changed[name] = difference
         elif isinstance(claim, list) and _has_torn_line(run, name):
             examined.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
@@ -182,13 +192,15 @@ def _compare_files(run: RunDir, record: Record, listed: Record, examined: Examin
 
 
 def _compare_growing(run: RunDir, record: Record, examined: Examined) -> None:
-    """Compare the files that grow with a manifest, up to their marks."""
+    """Compare the files that grow, and that this user may read, up to their marks."""
     for name, mark in record["grows"].items():
         path = run.path / name
         try:
             verify(path, mark)
         except DamagedError:
-            examined.changed[name] = _how(path, mark)
+            examined.changed[name] = _difference(path, mark)
+            continue
+        except PermissionError:
             continue
         if path.exists() and path.stat().st_size > mark["bytes"] and not name.startswith(MAY_GROW):
             if record["closed"]:
@@ -202,6 +214,8 @@ def _compare_growing(run: RunDir, record: Record, examined: Examined) -> None:
 def _has_torn_line(run: RunDir, name: str) -> bool:
     """Whether a ledger has a line that is no charge, as a crash leaves it."""
     path = run.path / name
+    if not os.access(path, os.R_OK):
+        return False
     if name == RUN_LEDGER:
         return path.stat().st_size > run.charges.read().size
     lines = [line for line in path.read_bytes().split(b"\n") if line]
@@ -211,15 +225,15 @@ def _has_torn_line(run: RunDir, name: str) -> bool:
 def _digest_differs(path: Path, mark: Mark) -> str | None:
     """How a file differs from its digest; None if it does not, or this user may not read it."""
     try:
-        return None if digest(path) == mark else _how(path, mark)
+        return None if digest(path) == mark else _difference(path, mark)
     except PermissionError:
         return None
     except OSError:
         return "missing"
 
 
-def _how(path: Path, mark: Mark) -> str:
-    """How a file differs from its mark, for people."""
+def _difference(path: Path, mark: Mark) -> str:
+    """How a file differs from its mark, in words."""
     if not path.exists():
         return "missing"
     size = path.stat().st_size
@@ -227,24 +241,22 @@ def _how(path: Path, mark: Mark) -> str:
 
 
 def _own_differs(run: RunDir, name: str, claim: Any) -> str | None:
-    """How a file with a digest of its own differs: "damaged" or "missing"; None if it does not.
+    """How a file with a digest of its own differs: "damaged" or "missing"; None if it does not, or
+    this user may not read it.
 
     name: a path in the run directory, or a pattern for a client's payloads with memories.
     claim: the end of a ledger; None for other files.
     """
     path = run.path / name
+    if not (any(path.parent.glob(path.name)) if "*" in name else path.exists()):
+        return "missing"
     try:
         if "*" in name:
-            if not any(path.parent.glob(path.name)):
-                return "missing"
-            FeedbackBox(path.parent, int(path.parent.name.rpartition("-")[2])).check()
-        elif not path.exists():
-            return "missing"
+            FeedbackBox(path.parent, _client_of(path.parent.name)).check()
         elif name == RUN_LEDGER:
             verify_extends({RUN: claim}, run.ledgers)
         elif name.startswith("ledger/"):
-            client = -1 if path.stem == "server" else int(path.stem.rpartition("-")[2])
-            check_extends(path, client, *claim)
+            check_extends(path, SERVER if path.stem == "server" else _client_of(path.stem), *claim)
             read_entries(path)
         elif name.startswith(OUTBOX):
             return "damaged" if LastPayload(path).damaged else None
@@ -257,3 +269,8 @@ def _own_differs(run: RunDir, name: str, claim: Any) -> str | None:
     except (LedgerError, ValueError):
         return "damaged"
     return None
+
+
+def _client_of(name: str) -> int:
+    """The number of a client in the name of its file or folder, client-000001."""
+    return int(name.rpartition("-")[2])

@@ -160,10 +160,10 @@ class Exchange:
         values, resending = self._read(replies), Resending(gone)
         while True:
             again = resending.next(self.report, self._returned)
-            self.downlink.confirm(values.keys() | again.framed)
+            self.downlink.confirm(values.keys() | again.other_frame)
             if not again.clients:
                 return values
-            messages = self._announce_to(again.clients, resending.framed, again.lost)
+            messages = self._announce_to(again.clients, resending.other_frame, again.other_model)
             values |= self._read(self._send(messages))
 
     def _returned(self, gone: set[int]) -> set[int]:

@@ -14,45 +14,45 @@ from fedlsg.strategies.protocol.wire import FRAME_DIFFERS, REPLICA_LOST
 class Again(NamedTuple):
     """Clients that get another message now, by reason.
 
-    framed: they derive another frame.
-    lost: they hold another model.
+    other_frame: they derive another frame.
+    other_model: they hold another model.
     restarted: their node has restarted.
     """
 
-    framed: set[int]
-    lost: set[int]
+    other_frame: set[int]
+    other_model: set[int]
     restarted: set[int]
 
     @property
     def clients(self) -> list[int]:
         """All of them, ascending."""
-        return sorted(self.framed | self.lost | self.restarted)
+        return sorted(self.other_frame | self.other_model | self.restarted)
 
 
 class Resending:
     """One more message at most for each client and reason, so that every round ends.
 
     gone: clients that others have replaced; they get no message after a restart.
-    framed: clients that got one because they derive another frame.
-    lost: clients that got one because they hold another model.
+    other_frame: clients that got one because they derive another frame.
     """
 
     def __init__(self, gone: Collection[int]) -> None:
-        self.framed, self.lost, self._restarted = set[int](), set[int](), set[int](gone)
+        self.other_frame, self._other_model = set[int](), set[int]()
+        self._no_restart = set(gone)  # replaced, or sent to again after a restart
 
-    def next(self, report: RoundReport, back: Callable[[set[int]], set[int]]) -> Again:
+    def next(self, report: RoundReport, with_node_again: Callable[[set[int]], set[int]]) -> Again:
         """The clients that get another message after these replies.
 
-        back: from clients to those that have a node again.
+        with_node_again: from clients to those that have a node again.
         """
         again = Again(
-            report.refused(FRAME_DIFFERS) - self.framed,
-            report.refused(*REPLICA_LOST) - self.lost,
-            back(report.refused(*NODE_GONE) - self._restarted),
+            report.refused(FRAME_DIFFERS) - self.other_frame,
+            report.refused(*REPLICA_LOST) - self._other_model,
+            with_node_again(report.refused(*NODE_GONE) - self._no_restart),
         )
-        self.framed |= again.framed
-        self.lost |= again.lost
-        self._restarted |= again.restarted
+        self.other_frame |= again.other_frame
+        self._other_model |= again.other_model
+        self._no_restart |= again.restarted
         if again.clients:
             log(
                 WARNING,

@@ -179,7 +179,7 @@ def subject(
         )
         for model in (public, own)
     )
-    state = ServerState(server, divisor=4.0, probe=torch.zeros(1, FEATURES, dtype=dtype))
+    state = ServerState(server, divisor=4.0, pruning_inputs=torch.zeros(1, FEATURES, dtype=dtype))
     local = LocalTraining(microbatch_size=3 * case.multiplicity, multiplicity=case.multiplicity)
     if state.awaits_pruning:
         frame = state.frame()

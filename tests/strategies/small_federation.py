@@ -59,7 +59,7 @@ def server_state(
     public = PublicState.start(
         model(), how, schedule, seed=seed, classifier="classifier", source=PROBES
     )
-    return ServerState(public, divisor=divisor, probe=torch.zeros(1, 12))
+    return ServerState(public, divisor=divisor, pruning_inputs=torch.zeros(1, 12))
 
 
 def values_for(frame: Frame, partition: int, round: int) -> Tensor:

@@ -103,7 +103,7 @@ def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
     return ServerState(
         PublicState.start(model, method, SCHEDULE, seed=0, classifier="classifier", source=PROBES),
         divisor=1.0,
-        probe=probe,
+        pruning_inputs=probe,
     )
 
 

@@ -62,7 +62,9 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     public = PublicState.start(
         net, method, schedule, seed=5, classifier="classifier", source=PROBES
     )
-    state = ServerState(public, divisor=given["sample_rate"] * EXAMPLES, probe=PUBLIC[0][:1])
+    state = ServerState(
+        public, divisor=given["sample_rate"] * EXAMPLES, pruning_inputs=PUBLIC[0][:1]
+    )
     local = LocalTraining(
         sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES
     )

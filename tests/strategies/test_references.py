@@ -425,7 +425,9 @@ def rounds(case: str, reference: Callable[[Weights], Reference]) -> Iterator[tup
     public = PublicState.start(
         net(), method, SCHEDULE, seed=SEED, classifier="classifier", source=PROBES
     )
-    state = ServerState(public, divisor=DIVISOR, probe=torch.zeros(1, 9, dtype=torch.float64))
+    state = ServerState(
+        public, divisor=DIVISOR, pruning_inputs=torch.zeros(1, 9, dtype=torch.float64)
+    )
     inputs, targets = data()
     expected = reference({n: p.detach().clone() for n, p in state.model.named_parameters()})
     for round in range(1, ROUNDS + 1):

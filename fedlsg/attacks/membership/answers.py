@@ -30,16 +30,25 @@ def scaled_confidence(
     return logits.gather(-1, chosen).squeeze(-1) - others
 
 
+def log_likelihood(phi: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """log p of the true class, of phi = log(p / (1 - p)).
+
+    For another loss than the cross-entropy, phi is minus the loss, and p is sigmoid(-loss): ranks
+    are the same, and RMIA takes this p as a probability.
+    """
+    return np.asarray(-np.logaddexp(0.0, -phi))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Public:
+class PublicAnswers:
     """phi of rows that no model was trained on, and what is public of each row before training.
 
     target: phi of the public rows under the target.
     shadows: phi of the public rows under each shadow model.
     first: phi of the public rows under the public model before private training.
     first_of_candidates: phi of the candidates under that model.
-    features: of the public rows, what difficulty may depend on: the class and the outputs of the
-        public model.
+    features: inputs of the regression of ``scores.quantile`` for the public rows: class and outputs
+        of the public model.
     features_of_candidates: the same of the candidates.
     """
 
@@ -65,27 +74,19 @@ class Answers:
     target: Scores
     shadows: Float[np.ndarray, "models candidates"]
     inside: Bool[np.ndarray, "models candidates"]
-    public: Public | None = None
+    public: PublicAnswers | None = None
 
     def has(self, need: Need) -> bool:
         """Whether these answers hold ``need``."""
         return bool(len(self.shadows)) if need == "shadows" else self.public is not None
-
-    @staticmethod
-    def log_likelihood(phi: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """log p of the true class, of phi = log(p / (1 - p)).
-
-        For another loss than the cross-entropy, phi is minus the loss and this is a rising function
-        of it: ranks are the same.
-        """
-        return np.asarray(-np.logaddexp(0.0, -phi))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """A membership attack: ``score`` is higher for what is more likely a member.
 
-    needs: what of ``Answers`` it reads in addition to the target's; without it, it is left out.
+    needs: what of ``Answers`` it reads in addition to the target's; the attack is skipped if the
+        answers lack one of them.
     """
 
     name: str

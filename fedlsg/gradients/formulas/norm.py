@@ -24,7 +24,7 @@ Affine = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class GroupNormGradients:
-    """GroupNorm on (B, c, *)."""
+    """GroupNorm on (B, c, *); attributes and methods as in ``layers.LayerGradients``."""
 
     layer: nn.GroupNorm
     axis: ClassVar[int] = 1
@@ -52,8 +52,8 @@ class GroupNormGradients:
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
-            # One call of autograd's own kernel. It sums over the batch, so the channels of all
-            # examples are passed as channels of one.
+            # One call of autograd's own kernel, which reads contiguous memory only. It sums over
+            # the batch, so the channels of all examples are passed as channels of one.
             rows = batch * channels
             positions = x.numel() // rows
             _, scale, shift = torch.ops.aten.native_group_norm_backward(
@@ -76,7 +76,7 @@ class GroupNormGradients:
 
 @dataclass(frozen=True)
 class LayerNormGradients:
-    """LayerNorm on (B, *, *normalized_shape)."""
+    """LayerNorm on (B, *, *normalized_shape); the rest as in ``layers.LayerGradients``."""
 
     layer: nn.LayerNorm
     axis: ClassVar[int] = -1
@@ -94,7 +94,7 @@ class LayerNormGradients:
         )
         return mean, rstd
 
-    def bias(self, g: Examples) -> Float[Tensor, "batch *normalised"]:
+    def bias(self, g: Examples) -> Float[Tensor, "batch *normalized"]:
         return g.reshape(g.shape[0], -1, *self.layer.normalized_shape).sum(1)
 
     def scale_and_shift(self, g: Examples, x: Examples, statistics: Statistics) -> Affine:

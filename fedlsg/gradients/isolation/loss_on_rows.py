@@ -51,14 +51,23 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         parts = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return loss_of_one(loss_fn, tree_unflatten(parts, spec), y)
 
-    if loss_fn not in _by_rows:
+    if not _needs_rows(loss_fn):
         batches_of_one = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
         for _ in range(2):  # a library that the first call imports may make generators
             with suppress(RuntimeError), forgetting(loss_fn, together=True):
                 at_once: Tensor = for_each_example(of_one)(*batches_of_one)
                 return at_once
-        _by_rows.add(loss_fn)
+        with suppress(TypeError):
+            _by_rows.add(loss_fn)
     return _one_by_one(loss_fn, of_one, tensors, targets)
+
+
+def _needs_rows(loss_fn: Callable[[Any, Any], Tensor]) -> bool:
+    """Whether torch is known to have no rule for a loss under ``vmap``."""
+    try:
+        return loss_fn in _by_rows
+    except TypeError:  # an object without a hash, or without weak references, is not kept
+        return False
 
 
 def _one_by_one(

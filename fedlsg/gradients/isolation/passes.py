@@ -49,9 +49,11 @@ def per_example_gradients(
     ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)``
     must give one loss an example, shape (B,): a mean would scale every gradient by 1 / B.
     Guarantee: row i is a function of example i alone.
-        isolated, rows   for every model and loss, as far as they keep things in Python objects that
+        rows             for every model and loss, as far as they keep things in Python objects that
                          ``state.forgetting`` reaches. Traces in files, in the environment and in
                          generators are left to the one check (``independence``).
+        isolated         the same for code of a user; a model of libraries runs on the batch and is
+                         trusted as at ``checked``.
         checked          for a model and a loss that treat examples independently, which that check
                          tests.
     The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or
@@ -61,8 +63,8 @@ def per_example_gradients(
     are added, and the sum is clipped.
     Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not
     batch first or changes in place after the call; OwnDrawsError for a model or loss that seeds
-    random draws itself (``draws``); ValueError for losses of another shape; at ``isolated``, what
-    torch raises for code that it has no rule for under ``vmap``.
+    random draws itself (``secret_seeds``); ValueError for losses of another shape; at ``isolated``,
+    what torch raises for code that it has no rule for under ``vmap``.
     ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it
     is called here.
     ``precision``: the precision of the pass. The blocks have the type of the parameters in any
@@ -79,6 +81,7 @@ def per_example_gradients(
         precision=precision,
         isolation=isolation,
     )
+    # without ghost clipping all blocks are tensors
     return [block.flatten(1) for block in blocks if isinstance(block, Tensor)]
 
 
@@ -119,7 +122,16 @@ def block_gradients(
 
 
 def _at_level(given: Given, isolation: Isolation) -> list[Any]:
-    """The blocks by the pass that fits the level and the model."""
+    """The blocks by the pass that fits the level and the model.
+
+                library without state   library with state           code of a user
+    checked     batch                   batch, or rows if it wrote   batch
+    isolated    batch                   batch, or rows if it wrote   isolated, or rows if draws of
+                                                                     examples would be the same
+    rows        rows                    rows                         rows
+
+    At ``isolated`` a user's loss sees the outputs of one example.
+    """
     if library_with_state(given.model) and isolation != "rows":
         return _of_library(given, isolation)
     if isolation == "checked":
@@ -128,7 +140,8 @@ def _at_level(given: Given, isolation: Isolation) -> list[Any]:
         with force_eager():
             return gradients_of_rows(given)
     if own_model(given.model):
-        for _ in range(2):  # a library that the first pass imports may make generators
+        # Once more, because a library that the first pass imports makes generators: as if drawn.
+        for _ in range(2):
             with suppress(SharedDrawError):
                 return run(given, passed=run_isolated, copies=True)
         DRAW_TOGETHER.add(given.model)
@@ -190,14 +203,18 @@ Invalid when a loss has changed; ``forget_loss`` is called then.
 
 def own_loss(loss_fn: LossFunction) -> bool:
     """Whether a loss is a user's code."""
-    if loss_fn not in _own_losses:
-        _own_losses[loss_fn] = own_code(loss_fn) is not None
-    return _own_losses[loss_fn]
+    try:
+        if loss_fn not in _own_losses:
+            _own_losses[loss_fn] = own_code(loss_fn) is not None
+        return _own_losses[loss_fn]
+    except TypeError:  # an object without a hash, or without weak references, is not kept
+        return own_code(loss_fn) is not None
 
 
 def forget_loss(loss_fn: LossFunction) -> None:
     """Drop what is known about a loss, because it has changed."""
-    _own_losses.pop(loss_fn, None)
+    with suppress(TypeError):
+        _own_losses.pop(loss_fn, None)
 
 
 def run_on_batch(step: Pass, given: Given, read: Collection[str]) -> None:
@@ -226,7 +243,10 @@ def patched_layers(prepared: Prepared) -> set[str]:
 
 
 def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
-    """One pass of a model whose code sees one example, with copies of the parameters ``read``."""
+    """One pass of a model whose code sees one example.
+
+    read: parameters that are also read outside of their layers' calls; each example has a copy.
+    """
     prepared = prepare(given.model, given.frame, given.precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     places = vmapped.copied_places(prepared)
@@ -242,11 +262,12 @@ def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
         vmapped.own_copies(places, step.batch) as copies,
         torch.enable_grad(),
     ):
+        assert not step.starts  # so that the gradients of copies come first
         step.starts += copies.values()
         losses = vmapped.isolated_losses(given, places, copies, own_loss=of_users)
         gradients = step.backward(losses, given.parameters)
     coordinates = {c.name: c for c in given.frame.coordinates}
-    for name, gradient in zip(copies, gradients, strict=False):  # copies are the first starts
+    for name, gradient in zip(copies, gradients, strict=False):
         if gradient is not None:
             for position, kept in kept_of_whole(given.frame, coordinates[name], gradient):
                 step.add(position, kept)

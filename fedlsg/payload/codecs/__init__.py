@@ -31,7 +31,7 @@ from torch import Tensor
 from fedlsg.config import Declared, Setting, agreed, check_declared, declared, summary_of
 from fedlsg.config.choices import did_you_mean
 from fedlsg.method import Method
-from fedlsg.payload.codecs.values import Dither
+from fedlsg.payload.codecs.dither import Dither
 
 DEFAULT_CODEC = "float32"
 """The codec if none is given."""

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec, check_length
-from fedlsg.payload.codecs.values import Dither
+from fedlsg.payload.codecs.dither import Dither
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec, check_length
-from fedlsg.payload.codecs.values import Dither, dequantize, quantize, require_dither
+from fedlsg.payload.codecs.dither import Dither, dequantize, quantize, require_dither
 
 SPAN = 126.5
 """Largest magnitude of a block in grid steps: with the dither of 1/2 it rounds to 127 at most."""
@@ -31,7 +31,7 @@ class Int8(Codec):
 
         Symbols are clipped to -127, ..., 127: only the rounding of a step can exceed that.
         """
-        levels = require_dither(dither, self.name).draw(round, sum(counts))
+        dither_draws = require_dither(dither, self.name).draw(round, sum(counts))
         blocks = values.split(list(counts))
         largest = [float(block.abs().max()) if len(block) else 0.0 for block in blocks]
         widths = np.array(largest).astype(np.float32) / np.float32(SPAN)
@@ -39,7 +39,7 @@ class Int8(Codec):
             raise ValueError("payload values: not finite")
         width = np.repeat(widths, counts).astype(np.float64)
         # in a block of zeros any step gives symbols 0, or -1 and 1 that decode to 0
-        symbols = quantize(values.numpy(), np.where(width > 0, width, 1.0), levels)
+        symbols = quantize(values.numpy(), np.where(width > 0, width, 1.0), dither_draws)
         symbols = np.clip(symbols, -127, 127).astype(np.int8)
         body: bytes = widths.astype("<f4").tobytes() + symbols.tobytes()
         return body
@@ -66,8 +66,8 @@ class Int8(Codec):
         symbols = np.frombuffer(body, np.int8, sum(counts), 4 * len(counts)).astype(np.int64)
         if (symbols == -128).any():
             raise ValueError("payload values: a symbol beyond 127")
-        levels = require_dither(dither, self.name).draw(round, sum(counts))
-        return dequantize(symbols, np.repeat(widths, counts), levels)
+        dither_draws = require_dither(dither, self.name).draw(round, sum(counts))
+        return dequantize(symbols, np.repeat(widths, counts), dither_draws)
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
         """2 % of ``max_norm``."""

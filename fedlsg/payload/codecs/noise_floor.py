@@ -5,7 +5,7 @@ Symbols: a = ``noise_floor_step``     s deviation of the noise on every value   
 The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
 
 The bytes are the grid step (float32), a scale code of each block that has values, and the coded
-integers (see ``values``).
+integers (see ``entropy_coder``).
 """
 
 import math
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedlsg.config import Setting
 from fedlsg.method import Method
-from fedlsg.payload.codecs import Codec
-from fedlsg.payload.codecs import values as coding
-from fedlsg.payload.codecs.values import LEVELS, Dither, dequantize, quantize, require_dither
+from fedlsg.payload.codecs import Codec, entropy_coder
+from fedlsg.payload.codecs.dither import LEVELS, Dither, dequantize, quantize, require_dither
 
 STEP = struct.Struct("<f")
 """The grid step."""
@@ -92,19 +91,22 @@ class NoiseFloor(Codec):
         round: int,
     ) -> bytes:
         """Encode as the header of this file says. Raises ValueError for values above 2^53 steps."""
-        levels = require_dither(dither, self.name).draw(round, sum(counts))
+        dither_draws = require_dither(dither, self.name).draw(round, sum(counts))
         width = self.width(dither)
-        grid = quantize(values.numpy(), width, levels)
+        grid = quantize(values.numpy(), width, dither_draws)
         if len(grid) and not np.abs(grid).max() < LARGEST_SYMBOL:
             raise ValueError(
                 f"values of more than 2^53 grid steps of {width:g}: choose a codec of floats"
             )
         parts = [part for part in values.double().split(list(counts)) if len(part)]
         codes = np.array(
-            [coding.scale_code(float((part / width).square().mean())) for part in parts], np.uint8
+            [entropy_coder.scale_code(float((part / width).square().mean())) for part in parts],
+            np.uint8,
         )
         codes_of_values = np.repeat(codes, [len(part) for part in parts])
-        symbols = coding.encode(grid.astype(np.int64), codes_of_values, dither_classes(levels))
+        symbols = entropy_coder.encode(
+            grid.astype(np.int64), codes_of_values, dither_classes(dither_draws)
+        )
         return STEP.pack(width) + codes.tobytes() + symbols
 
     def decode(
@@ -128,12 +130,12 @@ class NoiseFloor(Codec):
         if not abs(width / expected - 1) <= STEP_TOLERANCE:
             raise ValueError(f"payload grid step: expected {expected:g}, got {width:g}")
         codes = np.repeat(np.frombuffer(body, np.uint8, len(lengths), STEP.size), lengths)
-        levels = require_dither(dither, self.name).draw(round, int(lengths.sum()))
+        dither_draws = require_dither(dither, self.name).draw(round, int(lengths.sum()))
         stream = body[STEP.size + len(lengths) :]
-        symbols = coding.decode(
-            stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width)
+        symbols = entropy_coder.decode(
+            stream, codes, dither_classes(dither_draws), largest=symbol_bound(max_norm, width)
         )
-        return dequantize(symbols, width, levels)
+        return dequantize(symbols, width, dither_draws)
 
 
 def symbol_bound(max_norm: float, width: float) -> int:
@@ -142,9 +144,9 @@ def symbol_bound(max_norm: float, width: float) -> int:
     return math.ceil(bound) if bound < LARGEST_SYMBOL else LARGEST_SYMBOL
 
 
-def dither_classes(levels: np.ndarray) -> np.ndarray:
-    """Dither class of each level, uint8: its first bits."""
-    return (levels // (LEVELS // coding.CLASSES)).astype(np.uint8)
+def dither_classes(dither_draws: np.ndarray) -> np.ndarray:
+    """Dither class of each draw, uint8: its first bits."""
+    return (dither_draws // (LEVELS // entropy_coder.CLASSES)).astype(np.uint8)
 
 
 CODEC = NoiseFloor(name="noise-floor", wire_id=4, grid_from_noise=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedlsg.method import Method
 from fedlsg.payload.codecs import Codec, check_length
-from fedlsg.payload.codecs.values import Dither
+from fedlsg.payload.codecs.dither import Dither
 
 
 class Sign(Codec):

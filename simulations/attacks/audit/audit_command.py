@@ -20,12 +20,11 @@ from fedlsg.attacks.audit.played.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.played.sample_sizes import enough_canaries
 from fedlsg.attacks.audit.played.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
-from fedlsg.simulations.attacks.audit import (
+from fedlsg.simulations.attacks.audit.audited import (
     Audited,
     audited_run,
     audited_settings,
     circumstances,
-    threats,
 )
 from fedlsg.simulations.attacks.audit.training import KINDS, audit_training
 from fedlsg.simulations.attacks.question import KEY, file_stem, words_of_each
@@ -134,7 +133,7 @@ def audit_command(
     write_private(path.parent, {path.name: data, html.name: report_page.encode()})
     if report["not_covered"]:
         print_line(f"not covered: {', '.join(report['not_covered'])}", console, "yellow")
-    show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
+    show(verdict, count, audited.threat_model(mode), console, not_private=audited.not_private)
     print_written(path.parent, (path.name, html.name), console)
     return EXIT_FALSIFIED if verdict.falsified else 0
 

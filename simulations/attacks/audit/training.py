@@ -17,13 +17,13 @@ from rich.console import Console
 from torch import Tensor
 
 from fedlsg.attacks.audit.checks.check import Check
-from fedlsg.attacks.audit.played.coverage import counted
+from fedlsg.attacks.audit.played.coverage import count_paths
 from fedlsg.attacks.audit.played.plants import planted
 from fedlsg.attacks.audit.training_mode import Payload, canary_scores, examine, payload_checks
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from fedlsg.simulations.attacks.audit import Audited
+from fedlsg.simulations.attacks.audit.audited import Audited
 from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.base.run_base import Base
@@ -234,7 +234,7 @@ def run_with_canaries(
         with (
             count_bar(console, "training, round", rounds) as tick,
             planted(plant),
-            counted() as (paths, _),
+            count_paths() as (paths, _),
         ):
             directory, summary = run_folder.enter_context(run_in_scratch(plan, lambda row: tick()))
         refuse_diverged(summary)

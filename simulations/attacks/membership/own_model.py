@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedlsg.attacks.membership.answers import Answers, Public
+from fedlsg.attacks.membership.answers import Answers, PublicAnswers
 from fedlsg.attacks.membership.matched_filter import SeenRound, sum_rounds
 from fedlsg.attacks.membership.scores import membership_attacks
 from fedlsg.attacks.observation import Observation
@@ -126,7 +126,7 @@ def scores_on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Score
         target=phi,
         shadows=np.zeros((0, len(phi))),
         inside=np.zeros((0, len(phi)), bool),
-        public=Public(
+        public=PublicAnswers(
             target=phi_of_public,
             shadows=np.zeros((0, len(phi_of_public))),
             first=first,

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlsg.attacks.membership.answers import Public, scaled_confidence
+from fedlsg.attacks.membership.answers import PublicAnswers, scaled_confidence
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.plan import Plan
@@ -65,7 +65,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicRows:
-    """phi of rows of the test split, which no model was trained with, and features; see ``Public``.
+    """phi of rows of the test split, which no model was trained with; see ``PublicAnswers``.
 
     confidence: phi of each public row under each model, target first.
     first: phi of each public row under the public model before training.
@@ -80,9 +80,9 @@ class PublicRows:
     features: Float[np.ndarray, "public features"]
     features_of_candidates: Float[np.ndarray, "candidates features"]
 
-    def against(self, target: int, shadows: list[int]) -> Public:
+    def against(self, target: int, shadows: list[int]) -> PublicAnswers:
         """The part that an attack on one model reads, with others as shadows."""
-        return Public(
+        return PublicAnswers(
             target=self.confidence[target],
             shadows=self.confidence[shadows],
             first=self.first,

@@ -14,8 +14,8 @@ class Choosing:
     epsilon, delta: of all trials together, for the rows that they trained on; 0 for public rows.
     trials: how many there were.
     rows: what the trials used, in words.
-    untouched: by the label of each method with chosen settings, the label of the same method
-        without a search. It is the method's own if the search found nothing better.
+    untouched: from the label of a method with chosen settings to the label of its entry without a
+        search, or to its own label if the search found nothing better.
     Raises ValueError for epsilon < 0, or a delta outside [0, 1).
     """
 

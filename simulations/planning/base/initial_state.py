@@ -65,7 +65,7 @@ class InitialState:
         """The server's state before the first round; ``public``: None: it is made here."""
         probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
         return ServerState(
-            self.public() if public is None else public, divisor=self.divisor, probe=probe
+            self.public() if public is None else public, divisor=self.divisor, pruning_inputs=probe
         )
 
     @cached_property

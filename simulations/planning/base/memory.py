@@ -27,8 +27,11 @@ from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import fields_of
 from fedlsg.user_code.objects import restored
 
-MOST_ON_CPU = 256
-"""The most examples of a microbatch on a processor, whose caches gain nothing from more."""
+DEFAULT_MICROBATCH = 256
+"""Examples of a microbatch until it is sized, or if the memory of an example is not known.
+
+A processor takes no more, because its caches gain nothing; a GPU no more than these or a batch.
+"""
 PARTS_OF_BATCH = 32
 """Microbatches of a batch of images in files: workers decode the next one while a step computes."""
 SHARE_OF_RAM = 0.5
@@ -36,7 +39,7 @@ SHARE_OF_RAM = 0.5
 SHARE_OF_GPU = 0.8
 """A process takes at most this share of the memory of its GPU."""
 COPIES = 6
-"""Float32 copies of all parameters at once: weights, a sum in float64 (two), noise, optimizer."""
+"""Float32 copies of all parameters at once: weights, noise, float64 sum (two), optimizer (two)."""
 FLOAT_BYTES = 4
 SLACK = 1.2
 """A factor for memory that an allocator cannot use."""
@@ -85,18 +88,18 @@ def with_microbatch(base: SomeBase) -> SomeBase:
 def microbatch_of(base: Base) -> int:
     """The size of a microbatch: as many examples as fit into memory, and as help.
 
-    It is a multiple of 8 above 8, and at least the multiplicity, so that an example's copies are
-    together. It is MOST_ON_CPU at most if the memory of an example is not known.
+    It is a multiple of 8 above 8, unless the multiplicity is larger: an example's copies are
+    together. It is DEFAULT_MICROBATCH at most if the memory of an example is not known.
     """
     try:
         size = memory_of(base).fits
-    except Exception:  # the check of the model says why it does not run
-        size = MOST_ON_CPU
+    except Exception:  # the check of the model, which comes later, says why it does not run
+        size = DEFAULT_MICROBATCH
     if base.device == "cpu":
-        size = min(size, MOST_ON_CPU)
+        size = min(size, DEFAULT_MICROBATCH)
     else:
         largest_batch = int(BATCH_MARGIN * base.local.expected_batch) + 1
-        size = min(size, max(MOST_ON_CPU, largest_batch))
+        size = min(size, max(DEFAULT_MICROBATCH, largest_batch))
     if opens_files(base.workload.train.inputs):
         size = min(size, max(8, int(base.local.expected_batch) // PARTS_OF_BATCH))
     if size > 8:
@@ -122,11 +125,11 @@ def memory_of(base: Base) -> Memory:
         activations=activations + sum(t.nbytes for t in fields_of(inputs).values()),
         gradients=gradients,
         fixed=COPIES * FLOAT_BYTES * parameters,
-        budget=budget_of(base),
+        budget=memory_limit(base),
     )
 
 
-def budget_of(base: Base) -> int:
+def memory_limit(base: Base) -> int:
     """Bytes that one process of the run may take: of a GPU, or of a processor's part of the memory.
 
     On processors every engine takes the same.
@@ -184,7 +187,8 @@ def _gradient_bytes(
     """Bytes of one example's gradients.
 
     They are those of every block that the clip forms, and of the outputs of layers whose gradients
-    ghost clipping does not form. Without a clip of examples, the gradient is one for a microbatch.
+    ghost clipping does not form. Without a clip of examples, the gradient is one for a microbatch,
+    of DEFAULT_MICROBATCH examples while ``microbatch_of`` looks for its size.
     ``values``: numbers of each block's gradient, by the name of its parameter.
     """
     clips_examples = base.method.mechanism.clips and not base.unit.whole
@@ -201,6 +205,7 @@ def _gradient_bytes(
         path, _, attribute = name.rpartition(".")
         output, layer = outputs.get(path), model.get_submodule(path)
         is_dense_weight = attribute == "weight" and count == _size(model, name)
+        # a GPU has no fast convolutions in float64 (``ghost_is_cheaper``, which sees the CPU here)
         is_formed = isinstance(layer, nn.Conv2d) and base.device != "cpu"
         if (
             may_be_ghost

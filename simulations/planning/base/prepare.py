@@ -19,7 +19,7 @@ from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.base.memory import MOST_ON_CPU
+from fedlsg.simulations.planning.base.memory import DEFAULT_MICROBATCH
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.base.start_weights import with_digest
 from fedlsg.simulations.planning.base.training_rows import OwnData, OwnPart
@@ -346,7 +346,7 @@ def _local_training(
         learning_rate=method.server.learning_rate if local_rate is None else local_rate,
         momentum=s.local_momentum,
         expected_batch=_expected_batch(s, method, mean_size, rate, own),
-        microbatch_size=s.microbatch_size or MOST_ON_CPU,
+        microbatch_size=s.microbatch_size or DEFAULT_MICROBATCH,
         multiplicity=s.multiplicity,
         precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
         proximal=s.proximal or 0.0,

@@ -13,10 +13,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import calibrate, certified, closed_forms, population
+from fedlsg.accounting import calibrate, certified, population, renyi_bound
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.certified import compose, upper_or_inf
-from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import (
     AccountingError,
     Event,
@@ -26,6 +25,7 @@ from fedlsg.accounting.events import (
     split_log_ratio,
 )
 from fedlsg.accounting.population import displayed, move_to_grid, spread
+from fedlsg.accounting.renyi_bound import surely_within
 
 DELTA = 1e-5
 CHEAP = ("pld",)
@@ -143,7 +143,7 @@ def test_what_would_lose_lambda_refuses_it():
     for lossy in (
         canonical,
         lambda e: move_to_grid(e, 8),
-        lambda e: closed_forms.upper_bound(e, DELTA),
+        lambda e: renyi_bound.upper_bound(e, DELTA),
     ):
         with pytest.raises(ValueError, match="split them first"):
             lossy(events)
@@ -276,11 +276,11 @@ PLANTS = {
     "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
     "sure without Lambda": (
         nobody_is_wrongly_sure,
-        closed_forms,
+        renyi_bound,
         "split_log_ratio",
         forgetful_split,
     ),
-    "sure with half": (nobody_is_wrongly_sure, closed_forms, "add_log_ratio", once_lambda),
+    "sure with half": (nobody_is_wrongly_sure, renyi_bound, "add_log_ratio", once_lambda),
     "population forgets": (populations_are_charged, population, "split_log_ratio", forgetful_split),
     "population keeps delta": (
         populations_are_charged,

@@ -11,10 +11,10 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import closed_forms
+from fedlsg.accounting import renyi_bound
 from fedlsg.accounting.certified import compose
-from fedlsg.accounting.closed_forms import INTEGERS, surely_within, upper_bound
 from fedlsg.accounting.events import Event
+from fedlsg.accounting.renyi_bound import INTEGERS, surely_within, upper_bound
 
 DELTA = 1e-5
 rates = st.sampled_from([0.001, 0.02, 0.3, 0.5, 0.9, 1.0])
@@ -38,7 +38,7 @@ def test_order_two_by_hand():
     """A(2) = (1 - q)^2 + 2 q (1 - q) + q^2 exp(1 / sigma^2)."""
     q, sigma = 0.3, 2.0
     by_hand = math.log((1 - q) ** 2 + 2 * q * (1 - q) + q * q * math.exp(1 / sigma**2))
-    assert closed_forms._log_moments(q, sigma)[0] == pytest.approx(by_hand, rel=1e-12)
+    assert renyi_bound._log_moments(q, sigma)[0] == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_it_is_dp_accountings(q, sigma, some, more):
     events = [event(q, sigma, some), event(1.0, 5.0, more)]
     library = by_library(events)
     spent = sum(
-        e.steps * closed_forms._log_moments(e.sample_rate, e.noise_multiplier)[: len(INTEGERS)]
+        e.steps * renyi_bound._log_moments(e.sample_rate, e.noise_multiplier)[: len(INTEGERS)]
         for e in events
     )
     np.testing.assert_allclose(spent / (np.array(INTEGERS) - 1), library._rdp, rtol=1e-9, atol=1e-9)
@@ -67,8 +67,8 @@ def test_fractional_orders_are_those_of_thirty_digits(q, sigma, order, known):
     """By mpmath's quadrature. dp-accounting's own values at these orders are up to 7 % above
     them.
     """
-    at = list(closed_forms.ORDERS).index(order)
-    assert closed_forms._log_moments(q, sigma)[at] == pytest.approx(known, rel=1e-9)
+    at = list(renyi_bound.ORDERS).index(order)
+    assert renyi_bound._log_moments(q, sigma)[at] == pytest.approx(known, rel=1e-9)
 
 
 @given(

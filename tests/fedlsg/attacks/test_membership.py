@@ -11,14 +11,14 @@ from benchmarks.privacy.attack_closed_forms import measure
 from fedlsg.accounting.certified import epsilon as epsilon_of
 from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.membership import scores
-from fedlsg.attacks.membership.answers import Answers, Public
+from fedlsg.attacks.membership.answers import Answers, PublicAnswers
 from fedlsg.attacks.membership.matched_filter import (
     SeenRound,
     closed_form_tpr,
     filter_payload,
     sum_rounds,
 )
-from fedlsg.attacks.membership.scores.lira import lira_offline, lira_online
+from fedlsg.attacks.membership.scores.lira import fit_gaussians, lira_offline, lira_online
 from fedlsg.attacks.membership.scores.loss import best_threshold, loss_threshold
 from fedlsg.attacks.membership.scores.quantile import regressed
 from fedlsg.attacks.membership.scores.quantile import score as above_quantiles
@@ -125,6 +125,15 @@ def test_offline_uses_no_shadow_with_the_example():
     )
 
 
+def test_offline_needs_as_many_shadows_without_an_example_as_online():
+    """Half of 100 shadows hold an example: the others are too few for a variance of its own."""
+    target, _, shadows, inside, _ = world(models=100)
+    mean, std = fit_gaussians(shadows, ~inside, fixed=True)
+    np.testing.assert_array_equal(
+        lira_offline(target, shadows, inside), norm.logcdf(target, mean, std)
+    )
+
+
 @pytest.mark.slow
 def test_intervals_cover_the_truth():
     """Normal scores a unit apart, 200 data sets: at least 95 % less five standard deviations of
@@ -202,7 +211,7 @@ def uneven(members=200, others=200, public=300, shift=1.5):
         target=phi[:candidates],
         shadows=np.zeros((0, candidates)),
         inside=np.zeros((0, candidates), bool),
-        public=Public(
+        public=PublicAnswers(
             target=phi[candidates:],
             shadows=np.zeros((0, public)),
             first=np.zeros(public),

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedlsg.payload.codecs import Codec, int8, noise_floor
-from fedlsg.payload.codecs.values import (
+from fedlsg.payload.codecs.dither import LEVELS, Dither, dequantize, quantize
+from fedlsg.payload.codecs.entropy_coder import (
     CLASSES,
-    LEVELS,
     MAX_SYMBOL,
-    Dither,
     decode,
-    dequantize,
     encode,
     leb128,
     outermost,
-    quantize,
     read_leb128,
     scale_code,
     weights,

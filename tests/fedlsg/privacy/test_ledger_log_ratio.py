@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import Event, compose, max_steps, population
+from fedlsg.accounting import Event, compose, max_steps
 from fedlsg.privacy import BudgetError, Entry, Ledger, RunLedger
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy import totals as totals_module
@@ -162,10 +162,10 @@ def stops_at_the_budget(folder) -> bool:
             for e in (*before, entry(1, LAMBDA * 7, steps=14))
         ]
         budget = compose(events, delta=DELTA).upper + 1e-6
-        for exact in (population.MAX_EXACT_CLIENTS, 0):
+        for many in (ledger_module.MANY_SEARCHES, 0):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(population, "MAX_EXACT_CLIENTS", exact)
-                found.append(rounds(folder / f"{name}-{exact}.jsonl", budget, before))
+                patch.setattr(ledger_module, "MANY_SEARCHES", many)
+                found.append(rounds(folder / f"{name}-{many}.jsonl", budget, before))
     max_steps.cache_clear()
     return found == [7] * 4
 

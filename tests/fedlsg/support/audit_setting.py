@@ -154,7 +154,7 @@ def audit(
 ) -> Verdict:
     """Record under the plant, judge without it."""
     with planted(plant, clients=made.stated.members):
-        seen = record(made, canaries, seed=seed, games=())
+        seen = record(made, canaries, seed=seed, plans=())
     return verdict(made, seen)
 
 

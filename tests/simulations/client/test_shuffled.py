@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedlsg.simulations.client.drawing
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
-from fedlsg.simulations.attacks.audit import audited_settings
+from fedlsg.simulations.attacks.audit.audited import audited_settings
 from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.plan import make_plan

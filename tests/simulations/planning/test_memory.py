@@ -7,7 +7,7 @@ import torch
 
 from fedlsg.simulations.planning.base import memory
 from fedlsg.simulations.planning.base.memory import (
-    MOST_ON_CPU,
+    DEFAULT_MICROBATCH,
     memory_of,
     microbatch_of,
     with_microbatch,
@@ -27,8 +27,8 @@ def plans(tmp_path_factory):
 
 
 def test_small_models_have_the_microbatch_of_before(plans):
-    assert {plan.settings.microbatch_size for plan in plans.values()} == {MOST_ON_CPU}
-    assert {plan.local.microbatch_size for plan in plans.values()} == {MOST_ON_CPU}
+    assert {plan.settings.microbatch_size for plan in plans.values()} == {DEFAULT_MICROBATCH}
+    assert {plan.local.microbatch_size for plan in plans.values()} == {DEFAULT_MICROBATCH}
 
 
 def test_a_dense_method_forms_gradients_for_each_example(plans):
@@ -48,9 +48,9 @@ def test_methods_that_change_the_model_have_an_estimate(method, tmp_path):
 
 def test_less_memory_gives_a_smaller_microbatch_and_one_example_at_least(plans, monkeypatch):
     found = memory_of(plans["dpsgd"])
-    for room, expected in ((0, 1), (20.5, 16), (1e6, MOST_ON_CPU)):
+    for room, expected in ((0, 1), (20.5, 16), (1e6, DEFAULT_MICROBATCH)):
         budget = found.fixed + int(room * found.each)
-        monkeypatch.setattr(memory, "budget_of", lambda base, budget=budget: budget)
+        monkeypatch.setattr(memory, "memory_limit", lambda base, budget=budget: budget)
         assert microbatch_of(plans["dpsgd"]) == expected
 
 
@@ -58,7 +58,7 @@ def test_a_given_size_stays(plans):
     base = plans["lsg"]
     assert with_microbatch(base) is base
     given = replace(base, settings=replace(base.settings, microbatch_size=None))
-    assert with_microbatch(given).settings.microbatch_size == MOST_ON_CPU
+    assert with_microbatch(given).settings.microbatch_size == DEFAULT_MICROBATCH
 
 
 def test_activations_of_a_row_do_not_depend_on_its_values(plans):
@@ -71,7 +71,7 @@ def test_activations_of_a_row_do_not_depend_on_its_values(plans):
 
 def test_every_engine_takes_the_same_on_processors(plans):
     budgets = {
-        memory.budget_of(replace(base, settings=replace(base.settings, engine=engine)))
+        memory.memory_limit(replace(base, settings=replace(base.settings, engine=engine)))
         for base in plans.values()
         for engine in ("local", "ray", "auto")
     }

@@ -134,7 +134,7 @@ def test_a_payload_that_an_interruption_cut_off_is_no_change_of_the_run(stopped)
     path.write_bytes(path.read_bytes()[:-3])
     examined = examine(RunDir(stopped.path))
     assert examined.changed
-    assert examined.left(RunDir(stopped.path), use="here") == []
+    assert examined.unused_changes(RunDir(stopped.path), where="here") == []
     notes = restore(RunDir(stopped.path)).notes
     assert [note for note in notes if "was cut off when the run ended" in note]
     assert not [note for note in notes if "changed since the run" in note]
@@ -144,7 +144,10 @@ def test_a_changed_file_is_still_said(stopped):
     """The negative control."""
     with (stopped.path / "config.toml").open("a") as file:
         file.write("# mine\n")
-    assert "config.toml" in examine(RunDir(stopped.path)).left(RunDir(stopped.path), use="here")[0]
+    assert (
+        "config.toml"
+        in examine(RunDir(stopped.path)).unused_changes(RunDir(stopped.path), where="here")[0]
+    )
 
 
 def test_reasons_have_words_and_no_numbers_that_nobody_explains():

@@ -19,7 +19,7 @@ from rich.console import Console
 from fedlsg import load_run
 from fedlsg.accounting import compose, epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from fedlsg.simulations.attacks.audit import audited_run
+from fedlsg.simulations.attacks.audit.audited import audited_run
 from fedlsg.simulations.report.page_of_run.run_page import run_page
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.run.commands import continued

@@ -12,6 +12,7 @@ import pytest
 from fedlsg.simulations.storage.atomic_files import DamagedError
 from fedlsg.simulations.storage.declared import find
 from fedlsg.simulations.storage.examined import RESULTS, examine, open_run
+from fedlsg.simulations.storage.journal import Mark, verify
 from fedlsg.simulations.storage.manifest import all_files
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.broken_runs import KINDS, copy_run, resumed
@@ -105,6 +106,21 @@ def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
         for line in said
         if "round-000001/client-000000.bin (missing)" in line and "not used here" in line
     ]
+
+
+def test_a_growing_file_of_another_user_hides_no_other_change(runs, copies, monkeypatch):
+    run, verified = copies(runs["finished"]), verify
+
+    def refused(path: Path, mark: Mark) -> object:
+        if path.name == "rounds.csv":
+            raise PermissionError(path)
+        return verified(path, mark)
+
+    monkeypatch.setattr("fedlsg.simulations.storage.examined.verify", refused)
+    assert examine(run.directory).notes == []
+    for name in ("bytes.csv", "run.log"):
+        DAMAGES["cut"](run.path / name)
+    assert {"bytes.csv", "run.log"} <= examine(run.directory).changed.keys()
 
 
 def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):

@@ -18,7 +18,7 @@ from fedlsg.gradients.hooked_pass.supported import check_supported, trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.simulations.models.encoder import TextClassifier, build_encoder
-from fedlsg.simulations.models.encoder_source import find_encoder
+from fedlsg.simulations.models.encoder_source import find_encoder, load_config
 from tests.simulations.support.made_texts import make_bert
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -129,3 +129,11 @@ def test_a_gpt_2_of_a_folder_is_supported(tmp_path):
     )
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     check_supported(build(tmp_path))
+
+
+def test_every_dropout_rate_is_set_also_one_that_a_file_gives_as_an_integer(tmp_path):
+    folder = make_bert(tmp_path / "bert")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_dropout_prob": 0}))
+    config = load_config(find_encoder(str(folder), None), dropout=0.1)
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.1, 0.1)

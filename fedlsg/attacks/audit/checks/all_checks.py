@@ -26,7 +26,7 @@ def check_recording(recording: Recording, setting: AuditSetting) -> tuple[Check,
             recording.equal_unit_outputs,
             recording.equal_unit_gradient,
             claim,
-            units=recording.units,
+            units=recording.equal_units,
             sensitivity=setting.sensitivity,
         ),
         *noise_checks(

@@ -104,9 +104,10 @@ COUNTED_OUTPUTS = 8
 
 
 @contextmanager
-def counted() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
-    """How often each path runs inside, by name, in this thread; and what is called after each
-    output. A profiler that was there goes on afterwards.
+def count_paths() -> Iterator[tuple[Counter[str], Callable[[], None]]]:
+    """How often each path runs inside, by name, in this thread; and a function to call after each
+    output, which switches the profiler: it sees one output of COUNTED_OUTPUTS. A profiler that was
+    there goes on afterwards.
     """
     calls: Counter[str] = Counter()
     names = {path.code: path.name for path in PATHS}

@@ -124,7 +124,7 @@ class Count:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
+class GamePlan:
     """The plan of a game.
 
     name: of the game.
@@ -182,12 +182,12 @@ def rounds_of(
     return outputs
 
 
-def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
+def games_of(setting: AuditSetting, seed: int | None) -> list[GamePlan]:
     """All games that the setting can play."""
     generator = public_generator(0 if seed is None else seed, "games")
     norms = torch.tensor(NORMS[-max(1, min(len(NORMS), setting.frame.kept // 2)) :])
     dense = orthonormal_rows([b.kept for b in setting.frame.blocks], len(norms), generator)
-    few = Round(
+    few = GamePlan(
         name="few units", directions=dense[:1], norms=norms[-1:], each=FEW_UNITS, rounds=FEW_ROUNDS
     )
     return [
@@ -200,14 +200,14 @@ def games_of(setting: AuditSetting, seed: int | None) -> list[Round]:
     ]
 
 
-def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[Round]:
+def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[GamePlan]:
     """All norms in one game; one game for each norm if a sum has too few units for that."""
     units = min(equal_units(setting), drawn_units(setting))
     if units >= len(norms):
-        yield Round(name="norms", directions=dense, norms=norms, each=units // len(norms))
+        yield GamePlan(name="norms", directions=dense, norms=norms, each=units // len(norms))
         return
     for norm in NORMS_ALONE:
-        yield Round(
+        yield GamePlan(
             name=f"norm {norm:g} C",
             directions=dense[:1],
             norms=torch.tensor([norm]),
@@ -215,7 +215,7 @@ def _of_norms(setting: AuditSetting, norms: Tensor, dense: Tensor) -> Iterator[R
         )
 
 
-def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
+def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[GamePlan]:
     """Units of one direction at the begin of a batch, others in its middle, others at its end.
 
     They are few: a mistake with the row of one place then shows in every round. There are as many
@@ -231,7 +231,7 @@ def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
     variance = (noise / sum(setting.weights)) ** 2 + each * q * (1 - q)
     wanted = math.ceil(variance * (PLACE_Z / probability) ** 2)
     most = min(PLACE_ROUNDS, PLACE_NUMBERS // setting.frame.kept)
-    yield Round(
+    yield GamePlan(
         name="places of a batch",
         directions=dense[:PLACES],
         norms=torch.full((PLACES,), LENGTH_OVER_CLIP),
@@ -241,7 +241,7 @@ def _of_places(setting: AuditSetting, dense: Tensor) -> Iterator[Round]:
     )
 
 
-def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
+def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[GamePlan]:
     """Units in parts of the coordinates: of neighbours, and of coordinates at equal distances.
 
     For a secure sum, in place of the latter, parts of the values that are added up, after the
@@ -257,7 +257,7 @@ def _of_parts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Rou
     if setting.sums is not None:
         directions["parts of the grid"] = directions["parts"]
     for name, rows in directions.items():
-        yield Round(
+        yield GamePlan(
             name=name,
             directions=rows,
             norms=torch.full((parts,), LENGTH_OVER_CLIP),
@@ -274,7 +274,7 @@ def _parts(labels: Tensor, signs: Tensor) -> Float[Tensor, "k kept"]:
     return directions
 
 
-def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Round]:
+def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[GamePlan]:
     """Units that reach the clip as factors g and x of a weight, as in ghost clipping.
 
     A game with one position of a unit and one with two, because their norms are computed in
@@ -283,7 +283,7 @@ def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Ro
     for positions in (1, 2):
         if layers := ghost_layers(setting, generator, positions):
             directions = torch.stack([layer.direction for layer in layers.values()])
-            yield Round(
+            yield GamePlan(
                 name=f"ghost gradients, {positions} position{'s' * (positions > 1)}",
                 directions=directions,
                 norms=torch.full((len(directions),), 1.5 * positions),
@@ -292,7 +292,9 @@ def _of_ghosts(setting: AuditSetting, generator: torch.Generator) -> Iterator[Ro
             )
 
 
-def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator) -> Iterator[Round]:
+def _of_passes(
+    setting: AuditSetting, dense: Tensor, generator: torch.Generator
+) -> Iterator[GamePlan]:
     """Clients that share a pass, of which one has the units.
 
     A game of small clients, whose rows fill equal slots of the pass, and one of larger clients.
@@ -301,7 +303,7 @@ def _of_passes(setting: AuditSetting, dense: Tensor, generator: torch.Generator)
         return
     norms = torch.tensor(NORMS_IN_PASS)[-len(dense) :]
     small = math.ceil(IN_PASS / len(norms) / setting.stated.sample_rate)
-    game = Round(
+    game = GamePlan(
         name="small clients of a pass",
         directions=dense[: len(norms)],
         norms=norms,
@@ -380,7 +382,7 @@ def _most_in_part(setting: AuditSetting, parts: int) -> int:
     return max(1, most)
 
 
-def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Game:
+def play(setting: AuditSetting, game: GamePlan, seed: int | None, tick: Tick) -> Game:
     """Play all rounds of a game, and record how far the outputs moved."""
     norms = game.norms.unsqueeze(1) * setting.mechanism.clip_norm
     lengths = largest_addition(setting, game.directions)
@@ -416,7 +418,7 @@ def play(setting: AuditSetting, game: Round, seed: int | None, tick: Tick) -> Ga
 
 
 def _passes(
-    setting: AuditSetting, game: Round, units: Units, seed: int | None, tick: Tick
+    setting: AuditSetting, game: GamePlan, units: Units, seed: int | None, tick: Tick
 ) -> tuple[Float[Tensor, "rounds kept"], Float[np.ndarray, "others kept"]]:
     """Outputs of the client with the units, and of the others, whose gradients are zero.
 

@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedlsg.attacks.audit.played.canaries import make_canaries
-from fedlsg.attacks.audit.played.coverage import counted
+from fedlsg.attacks.audit.played.coverage import count_paths
 from fedlsg.attacks.audit.played.games import (
     Count,
     Game,
-    Round,
+    GamePlan,
     Tick,
     counts_of,
     games_of,
@@ -41,7 +41,7 @@ from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
 """Numbers of silent units, whose gradients or updates are zeros: their outputs are noise alone."""
-ALIKE_ROUNDS = 16
+EQUAL_UNIT_ROUNDS = 16
 """Outputs with equal units, for ``check_equal_units``."""
 
 
@@ -53,10 +53,11 @@ class Recording:
     scores: (m,) higher for canaries that were in.
     moves: (m,) how far the outputs went along the canary, over what a canary that is in may add on
         average: 1 is expected of those in and 0 of those out.
-    grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
-    equal_unit_outputs: outputs in which ``units`` equal units took part, at the sample rate.
+    silent_outputs: outputs of silent units, one a row.
+    grid: those of a secure sum as they are added up, before the rotation is undone.
+    equal_unit_outputs: outputs in which ``equal_units`` took part, at the sample rate.
     equal_unit_gradient: the clipped gradient of one of them.
-    games, count: of ``games``.
+    games, count: the records of ``games.play`` and ``games.counts_of``.
     paths: how often each path ran (``coverage``).
     """
 
@@ -67,7 +68,7 @@ class Recording:
     grid: dict[str, Float[np.ndarray, "rounds kept"]]
     equal_unit_outputs: Float[np.ndarray, "rounds kept"]
     equal_unit_gradient: Float[np.ndarray, " kept"]
-    units: int
+    equal_units: int
     games: tuple[Game, ...]
     count: Count | None
     paths: Counter[str]
@@ -78,7 +79,7 @@ def ticks(setting: AuditSetting, canaries: int, seed: int | None = None) -> int:
     outputs = len(canaries_of_series(setting, canaries)) * setting.rounds
     silent = len(SILENT) * silent_rounds(setting)
     games = sum(game.rounds for game in games_of(setting, seed))
-    return outputs + silent + ALIKE_ROUNDS + games + rounds_of_counts(setting)
+    return outputs + silent + EQUAL_UNIT_ROUNDS + games + rounds_of_counts(setting)
 
 
 def record(
@@ -87,23 +88,23 @@ def record(
     *,
     seed: int | None,
     tick: Tick = lambda: None,
-    games: Sequence[Round] | None = None,
+    plans: Sequence[GamePlan] | None = None,
 ) -> Recording:
     """Draw which canaries are in, run every round, score each canary from the outputs.
 
-    A ``seed`` repeats an audit with all of its draws and noise. ``games``: to be played, by default
-    all of ``games_of``. Raises ValueError for fewer than 10 canaries.
+    A ``seed`` repeats an audit with all of its draws and noise. ``plans``: the games to play, by
+    default all of ``games_of``. Raises ValueError for fewer than 10 canaries.
     """
     if canaries < 10:
         raise ValueError(f"expected {canaries=} >= 10")
-    games = games_of(setting, seed) if games is None else games
-    with counted() as (paths, turn):
+    plans = games_of(setting, seed) if plans is None else plans
+    with count_paths() as (paths, switch):
 
-        def turned() -> None:
+        def after_output() -> None:
             tick()
-            turn()
+            switch()
 
-        return _record(setting, canaries, seed, turned, paths, games)
+        return _record(setting, canaries, seed, after_output, paths, plans)
 
 
 def _record(
@@ -112,12 +113,12 @@ def _record(
     seed: int | None,
     tick: Tick,
     paths: Counter[str],
-    games: Sequence[Round],
+    plans: Sequence[GamePlan],
 ) -> Recording:
     counts = canaries_of_series(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting, max(counts), generator)
-    recorded, moved, included = [], [], []
+    scores, moves, included = [], [], []
     for series, count in enumerate(counts):
         inside = stream_of(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
@@ -132,26 +133,25 @@ def _record(
             )
         )
         components = along(outputs, clipped)
-        recorded.append(score(setting, components, clipped))
-        moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
+        scores.append(score(setting, components, clipped))
+        moves.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
         included.append(inside)
-    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (recorded, moved, included))
     units = equal_units(setting)
-    canary = make_canaries(setting, 1, generator)
+    canary = make_canaries(setting, 1, generator)  # one that no series has
     equal = canary.gradients.expand(units, -1)
-    alike = values_of(rounds_of(setting, equal, "alike", seed, ALIKE_ROUNDS, tick))
+    equal_outputs = rounds_of(setting, equal, "alike", seed, EQUAL_UNIT_ROUNDS, tick)
     silent, grid = silence(setting, seed, tick)
-    played = tuple(play(setting, game, seed, tick) for game in games)
+    games = tuple(play(setting, plan, seed, tick) for plan in plans)
     return Recording(
-        scores=scores,
-        moves=moves,
-        included=chosen,
+        scores=torch.cat(scores).numpy(),
+        moves=torch.cat(moves).numpy(),
+        included=torch.cat(included).numpy(),
         silent_outputs=silent,
         grid=grid,
-        equal_unit_outputs=alike.numpy(),
-        units=units,
+        equal_unit_outputs=values_of(equal_outputs).numpy(),
+        equal_units=units,
         equal_unit_gradient=canary.clipped[0].numpy(),
-        games=played,
+        games=games,
         count=counts_of(setting, seed, tick),
         paths=paths,
     )

@@ -3,7 +3,6 @@
 phi is the scaled confidence log(p / (1 - p)) of the true class; N shadows are trained with or
 without an example. Online compares phi of the target with Gaussians fitted to shadows with and
 without the example; offline knows only shadows without it.
-Several augmented queries of an example are independent dimensions.
 """
 
 import numpy as np
@@ -14,8 +13,8 @@ from fedlsg.attacks.membership.answers import Answers, Attack, Scores
 
 SMALLEST_DEVIATION = 1e-6
 ENOUGH_FOR_OWN_VARIANCE = 64
-"""Shadows below which one variance for all examples is better than one each (the paper's "fixed
-variance").
+"""Shadows of one kind (with or without an example) below which one variance for all examples is
+better than one each (the paper's "fixed variance").
 """
 
 
@@ -30,8 +29,8 @@ def lira_online(
     Raises ValueError where an example has fewer than two shadows of either kind, or a value is not
     finite.
     """
-    _check_shadows(target, shadows, inside, ~inside)
-    fixed = len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE
+    _check_shadows(target, shadows, inside, (inside, ~inside))
+    fixed = len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE  # half of them are of each kind
     mean_in, std_in = fit_gaussians(shadows, inside, fixed)
     mean_out, std_out = fit_gaussians(shadows, ~inside, fixed)
     return np.asarray(norm.logpdf(target, mean_in, std_in) - norm.logpdf(target, mean_out, std_out))
@@ -45,10 +44,12 @@ def lira_offline(
     """log P[a shadow without the example is less sure than the target]; higher for members.
 
     By a fitted Gaussian.
-    Shadows that were trained with the example, as ``inside`` says, are left out.
+    Shadows that were trained with the example, as ``inside`` says, are left out. Raises as
+    ``lira_online``, for shadows without the example alone.
     """
-    _check_shadows(target, shadows, ~inside)
-    mean, std = fit_gaussians(shadows, ~inside, len(shadows) < ENOUGH_FOR_OWN_VARIANCE)
+    _check_shadows(target, shadows, inside, (~inside,))
+    fixed = bool((~inside).sum(0).mean() < ENOUGH_FOR_OWN_VARIANCE)
+    mean, std = fit_gaussians(shadows, ~inside, fixed)
     return np.asarray(norm.logcdf(target, mean, std))
 
 
@@ -68,16 +69,18 @@ def fit_gaussians(
     return mean, np.maximum(np.sqrt(np.broadcast_to(variance, mean.shape)), SMALLEST_DEVIATION)
 
 
-def _check_shadows(target: np.ndarray, shadows: np.ndarray, *chosen: np.ndarray) -> None:
-    """``chosen``: each kind of shadows that every example needs."""
-    if shadows.ndim != 2 or target.shape != shadows.shape[1:] or chosen[0].shape != shadows.shape:
+def _check_shadows(
+    target: np.ndarray, shadows: np.ndarray, inside: np.ndarray, kinds: tuple[np.ndarray, ...]
+) -> None:
+    """``kinds``: which shadows are of each kind that every example needs."""
+    if shadows.ndim != 2 or target.shape != shadows.shape[1:] or inside.shape != shadows.shape:
         raise ValueError(
             "expected target (examples,), shadows and inside (models, examples), got "
-            f"{target.shape}, {shadows.shape}, {chosen[0].shape}"
+            f"{target.shape}, {shadows.shape}, {inside.shape}"
         )
     if not np.isfinite(target).all() or not np.isfinite(shadows).all():
         raise ValueError("expected finite confidences: take scaled_confidence of logits")
-    fewest = min(int(kind.sum(0).min()) for kind in chosen)
+    fewest = min(int(kind.sum(0).min()) for kind in kinds)
     if fewest < 2:
         raise ValueError(
             f"an example has {fewest} shadow models of a kind, expected 2 at least: train more "

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.membership.answers import Answers, Attack, Scores
+from fedlsg.attacks.membership.answers import Answers, Attack, Scores, log_likelihood
 from fedlsg.attacks.roc import Rate, Roc, clopper_pearson, roc
 
 
@@ -70,7 +70,7 @@ def best_threshold(members: Float[np.ndarray, " n"], others: Float[np.ndarray, "
 
 def minus_loss(answers: Answers) -> Scores:
     """Minus the loss of each candidate: log p of the true class."""
-    return answers.log_likelihood(answers.target)
+    return log_likelihood(answers.target)
 
 
 ATTACKS = (Attack(name="loss threshold", score=minus_loss),)

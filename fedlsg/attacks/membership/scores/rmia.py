@@ -12,7 +12,7 @@ Differs from the paper: one query of each row, the softmax as it is (no Taylor f
 import numpy as np
 from jaxtyping import Float
 
-from fedlsg.attacks.membership.answers import Answers, Attack, Scores
+from fedlsg.attacks.membership.answers import Answers, Attack, Scores, log_likelihood
 
 GAMMA = 1.0
 """The least that the paper allows: one set of z orders all x alike at every gamma, and a larger one
@@ -39,7 +39,7 @@ def from_outside(outside: Probabilities) -> Probabilities:
 
 
 def _probability(phi: Probabilities) -> Probabilities:
-    likelihood: Probabilities = np.exp(Answers.log_likelihood(phi))
+    likelihood: Probabilities = np.exp(log_likelihood(phi))
     return likelihood
 
 

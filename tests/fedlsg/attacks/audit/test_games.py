@@ -157,7 +157,7 @@ def test_without_games_it_is_missed(mode, plant):
     """Why there are games: the same checks without them pass."""
     made = in_named(mode)
     with planted(plant, clients=made.stated.members):
-        seen = record(made, 10, seed=0, games=())
+        seen = record(made, 10, seed=0, plans=())
     assert [check.name for check in check_recording(seen, made) if not check.passed] == []
 
 
@@ -194,7 +194,7 @@ def test_fresh_draws_are_accused_as_rarely_as_is_said(q, units, noise):
 def test_what_ran_is_counted_and_what_did_not_is_named():
     made = in_mode("client", setting(rounds=2))
     wanted = [one for one in games_of(made, 0) if one.name == "small clients of a pass"]
-    without, within = (record(made, 10, seed=0, games=chosen).paths for chosen in ((), wanted))
+    without, within = (record(made, 10, seed=0, plans=chosen).paths for chosen in ((), wanted))
     assert without["clip and sum"] > 0
     assert "clip and sums of a shared pass" in not_covered(made, without)
     assert not_covered(made, within) == ("backward pass of each example",)
@@ -202,5 +202,5 @@ def test_what_ran_is_counted_and_what_did_not_is_named():
 
 def test_paths_that_no_game_plays_are_named():
     made = replace(in_mode("client", setting(rounds=2)), shuffled=True, prunes=True)
-    named = not_covered(made, record(made, 10, seed=0, games=()).paths)
+    named = not_covered(made, record(made, 10, seed=0, plans=()).paths)
     assert {"shuffled batch", "pruning by saliencies"} <= set(named)

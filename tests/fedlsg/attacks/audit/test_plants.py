@@ -31,7 +31,7 @@ def turned(some: list[tuple[str, str]], by: int) -> list[tuple[str, str]]:
 def failed(made: AuditSetting, plant: str | None = None, seed: int = 0) -> set[str]:
     """The checks that fail; the bounds take longer, and are weaker."""
     with planted(plant, clients=made.stated.members):
-        seen = record(made, 10, seed=seed, games=())
+        seen = record(made, 10, seed=seed, plans=())
     return {check.name for check in check_recording(seen, made) if not check.passed}
 
 

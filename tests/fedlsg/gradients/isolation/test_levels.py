@@ -681,6 +681,45 @@ class Pairs(nn.Module):
         return self.last(x), x[:, :2] @ self.last.weight[:2, :2]
 
 
+@dataclass
+class WithoutHash:
+    """A dataclass with ``__eq__`` has no hash."""
+
+    loss: object
+
+    def __call__(self, outputs, y):
+        return self.loss(outputs, y)
+
+
+class WithoutReferences:
+    """An object with ``__slots__`` has no weak references."""
+
+    __slots__ = ("loss",)
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def __call__(self, outputs, y):
+        return self.loss(outputs, y)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", [WithoutHash, WithoutReferences])
+@pytest.mark.parametrize("loss", [by_value, loss_over_its_mean])
+def test_a_loss_may_be_an_object_without_a_hash_or_weak_references(loss, kind, level):
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 4), torch.randint(0, 3, (3,))
+    model = nn.Linear(4, 3)
+    frame = dense_frame(model)
+    passes.forget_loss(kind(loss))
+    plain, wrapped = (
+        per_example_gradients(model, given, x, y, frame, isolation=level)
+        for given in (loss, kind(loss))
+    )
+    for one, other in zip(plain, wrapped, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss", [by_value, loss_over_its_mean])
 def test_a_loss_of_a_library_model_sees_the_outputs_of_one_example(loss, level):

@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from torch.testing import assert_close
 
-from fedlsg.simulations.attacks.audit import audited_run, audited_settings
 from fedlsg.simulations.attacks.audit.audit_command import audit_command
+from fedlsg.simulations.attacks.audit.audited import audited_run, audited_settings
 from fedlsg.simulations.attacks.audit.training import (
     KINDS,
     choose_canaries,

@@ -1,15 +1,5 @@
-"""Parts of several codecs: a public dither, and an entropy coder of integers.
-
-Subtractive dither: values become integers on a grid, with an error that does not depend on them.
-
-Symbols: x a value, D grid step, u dither, uniform in [-1/2, 1/2) and public, q integer sent.
-    q = floor(x / D + u + 1/2)
-The receiver takes (q - u) D: x plus an error uniform in (-D/2, D/2]. The error does not depend on x
-(Roberts 1962; Schuchman 1964): it has zero mean whatever x is and variance D^2 / 12. The dither has
-2^24 levels: "uniform" holds up to 2^-25 of a step.
-
-Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library
-constriction.
+"""Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the
+library constriction.
 
 Symbols: q integers on the grid, s Gaussian scale in grid steps, u dither in [-1/2, 1/2), known to
 both sides and rounded to the middle of one of ``CLASSES`` classes.
@@ -22,71 +12,16 @@ sums and products in order, and truncation to them. A symbol beyond about 4.5 s 
 outermost one of the table; the excess is sent separately, as a LEB128 number.
 """
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import isqrt
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from fedlsg.randomness import public_generator
-
-LEVELS = 2**24
-"""Levels of the dither."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dither:
-    """The public dither of one client's values.
-
-    seed: the public seed.
-    client: the client's number.
-    noise_std: deviation of the noise on every value as it is sent, over all local steps (see
-        ``accumulated_noise``).
-    """
-
-    seed: int
-    client: int
-    noise_std: float = 0.0
-
-    def draw(self, round: int, count: int) -> np.ndarray:
-        """Levels d of the dither u = (d + 1/2) / 2^24 - 1/2, int64: one a value, new in every
-        round.
-        """
-        generator = public_generator(self.seed, "dither", round, self.client)
-        return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
-
-
-def require_dither(dither: Dither | None, codec: str) -> Dither:
-    """The dither of a codec that needs one. Raises ValueError if there is none."""
-    if dither is None:
-        raise ValueError(f"codec {codec!r} needs the public dither of the client")
-    return dither
-
-
-def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> np.ndarray:
-    """q as whole numbers in float64; ``width``: D; ``levels``: those of the dither."""
-    return np.floor(values.astype(np.float64) / width + (levels + 0.5) / LEVELS)
-
-
-def dequantize(
-    symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray
-) -> Float[Tensor, " kept"]:
-    """(q - u) D in float64, rounded once to float32.
-
-    IEEE operations alone: the same bits on every machine.
-    """
-    with np.errstate(over="ignore"):  # the receiver refuses infinite values
-        return torch.from_numpy(
-            ((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32)
-        )
-
 
 CLASSES = 8
-"""Classes of the dither: a power of two, so that a class is the dither's first bits."""
+"""Classes of the dither: a power of two, so that a class is the dither's first bits. The shift in
+``weights`` is for 8.
+"""
 
 SCALE_CODES = 256
 """Number of scale codes, of one byte."""
@@ -116,7 +51,7 @@ def outermost(code: int) -> int:
 
 
 @cache  # by its arguments alone: never stale
-def _outermost() -> np.ndarray:
+def outermost_of_codes() -> np.ndarray:
     """``outermost`` of every code."""
     return np.array([outermost(code) for code in range(SCALE_CODES)])
 
@@ -147,8 +82,10 @@ def weights(code: int, dither_class: int) -> np.ndarray:
     octave, part = divmod(code, 8)
     inverse = isqrt(isqrt(isqrt(2 ** (240 - part))))  # 2^(30 - part / 8)
     top = outermost(code)
-    # Edges between bins in sixteenths of a step, then in 2^-16 of a knot: 64 e / (16 s) 2^16.
-    edges = 16 * np.arange(-top, top, dtype=np.int64) + 8 - (2 * dither_class + 1 - CLASSES)
+    # Edges k + 1/2 - u between bins, u the middle of the class, in parts of 1 / (2 CLASSES) steps.
+    # In 2^-16 of a knot, |e| 64 2^16 / 16 / s = |e| 2^18 / s; 1 / s is inverse 2^(-26 - octave).
+    edges = 2 * CLASSES * np.arange(-top, top, dtype=np.int64) + CLASSES
+    edges -= 2 * dither_class + 1 - CLASSES
     place = (np.abs(edges) * inverse) >> (8 + octave)
     place = np.minimum(place, (_REACH * _PER_UNIT) << 16)
     knot, fraction = place >> 16, place & 0xFFFF
@@ -163,7 +100,7 @@ def _model(code: int, dither_class: int) -> Any:
     """The library's model of one table of ``weights``."""
     import constriction
 
-    # Weights below 2^49 are exact in float64, and so is their sum in any order.
+    # Their sum is below 2^50, so that all sums are exact in float64, in any order.
     table = weights(code, dither_class).astype(np.float64)
     return constriction.stream.model.Categorical(table, perfect=False)
 
@@ -193,7 +130,7 @@ def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes
     """
     import constriction
 
-    tops = _outermost()[codes]
+    tops = outermost_of_codes()[codes]
     inner = np.clip(symbols, -tops, tops)
     excess = np.abs(symbols)[np.abs(inner) == tops] - tops[np.abs(inner) == tops]
     order, groups = _groups(codes, classes)
@@ -227,7 +164,7 @@ def decode(stream: bytes, codes: np.ndarray, classes: np.ndarray, *, largest: in
         raise ValueError(f"{MALFORMED}more coded words than values")
     symbols = np.empty_like(shifted)
     symbols[order] = shifted
-    tops = _outermost()[codes]
+    tops = outermost_of_codes()[codes]
     symbols -= tops
     outside = np.flatnonzero(np.abs(symbols) == tops)
     place = 0
