@@ -236,7 +236,7 @@ class Images(Kind):
         ):
             assert isinstance(target.truth.inputs, Tensor)
             for index, truth in enumerate(target.truth.inputs):
-                original = _shot(truth, self.prior, f"of client {target.truth.clients[index]}")
+                original = _shot(truth, self.prior, f"example {len(cards) + 1}")
                 guess = _shot(blind[index], self.prior, "no update is used")
                 versions = (_version(side[index], index, self.prior) for side in readings)
                 cards.append((original, guess, *versions))
