@@ -230,7 +230,7 @@ class Images(Kind):
         self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
     ) -> Versions:
         """A card for each of the first images: original, blind guess, what each side recovered."""
-        cards = []
+        cards: list[tuple[Shot, ...]] = []
         for target, blind, *readings in zip(
             found.targets, found.blind, *sides.values(), strict=True
         ):

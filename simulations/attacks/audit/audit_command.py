@@ -58,6 +58,7 @@ from fedlsg.simulations.report.terminals.terminal import (
     print_written,
     write_private,
 )
+from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.storage.atomic_files import check_writable
 from fedlsg.simulations.storage.examined import STATE
@@ -211,7 +212,7 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
     claim, settings = audited.claim, audited.subject.base.settings
     console.print(
         f"claim of {audited.source}: {settings.workload}, method {settings.method}, epsilon "
-        f"{claim.epsilon:.3f} at delta {claim.delta:g} for {claim.steps} steps at q = "
+        f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g} for {claim.steps} steps at q = "
         f"{claim.sample_rate:.4g}, trust={settings.trust}, unit={settings.unit}, which needs "
         f"sigma_eff {claim.noise_multiplier:.4g}; mode {mode}",
         highlight=False,
@@ -263,7 +264,13 @@ def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
     """A table of the claimed epsilon, its lower bounds, and the estimate."""
     void = "" if not_private is None else f"; {not_private}"
     confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
-    rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
+    rows = [
+        (
+            "claimed",
+            epsilon_words(verdict.claim.epsilon),
+            f"at delta {verdict.claim.delta:g}{void}",
+        )
+    ]
     for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
         evidence = (
             f"{bound.guesses.correct} of {bound.guesses.guesses} guesses right, {canaries} "
@@ -305,7 +312,9 @@ def headline(verdict: Verdict) -> str:
     """The verdict, the claim and the best lower bound."""
     claim, best = verdict.claim, _best(verdict)
     bound = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
-    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {bound}"
+    claimed = (
+        f"the claim is epsilon {epsilon_words(claim.epsilon)} (delta {claim.delta:g}), and {bound}"
+    )
     if verdict.falsified:
         return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
     return f"Not falsified: {claimed}. That does not verify the claim."
@@ -331,7 +340,7 @@ def page(
         "claim of": report["claimed_by"],
         "workload": report["workload"],
         "method": report["method"],
-        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
+        "epsilon": f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g}",
         "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}",
         "reader": f"{report['reader']} (trust={report['trust']}, unit={report['unit']})",
         "noise": f"sigma_eff {claim.noise_multiplier:.4g} is the least that the claim needs",
@@ -387,7 +396,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
         tiles=(
             Tile(
                 name="claimed epsilon",
-                value=f"{claim.epsilon:.3f}",
+                value=epsilon_words(claim.epsilon),
                 note=f"at delta {claim.delta:g}; {reader}",
             ),
             Tile(

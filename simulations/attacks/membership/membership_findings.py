@@ -20,6 +20,7 @@ from fedlsg.simulations.attacks.membership.measure import (
 from fedlsg.simulations.attacks.membership.own_model import OwnAttack
 from fedlsg.simulations.attacks.membership.shadows import Trained
 from fedlsg.simulations.report.pages.page import Badge, Row, Table
+from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 
@@ -316,7 +317,8 @@ def facts(report: Report) -> dict[str, str]:
     return {
         **lines,
         "sigma": f"{claim.noise_multiplier:.4g} (effective)",
-        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
+        "epsilon": f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g}, by the planned "
+        "schedule",
     }
 
 

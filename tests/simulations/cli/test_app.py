@@ -14,10 +14,10 @@ import pytest
 
 from fedlsg.simulations.attacks.observations import device_for
 from fedlsg.simulations.cli import command_line as cli
+from fedlsg.simulations.report.terminals.progress import RoundDisplay
 from fedlsg.simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY
-from fedlsg.simulations.report.terminals.progress import RoundDisplay
 from tests.simulations.support.runs import Run, run_local
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")

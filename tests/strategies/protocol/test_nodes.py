@@ -218,7 +218,7 @@ def test_the_log_says_whom_the_run_waits_for(monkeypatch, caplog):
     """Three nodes of five: a run waited for two minutes without a word."""
     monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "QUIET_SECONDS", 0.0)
     grid = Nodes((0, 5), (1, 6), (2, 7))
-    with caplog.at_level("INFO"), pytest.raises(RuntimeError, match="has 5 clients.*only 3 nodes"):
+    with caplog.at_level("INFO"), pytest.raises(RuntimeError, match=r"has 5 clients.*only 3 nodes"):
         wait_for_nodes(grid, 5)
     said = [line for line in caplog.messages if "clients are there" in line]
     assert len(said) == 1
