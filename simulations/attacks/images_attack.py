@@ -230,13 +230,14 @@ class Images(Kind):
         self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
     ) -> Versions:
         """A card for each of the first images: original, blind guess, what each side recovered."""
-        cards = []
+        cards, count = [], found.record.base.settings.clients
         for target, blind, *readings in zip(
             found.targets, found.blind, *sides.values(), strict=True
         ):
             assert isinstance(target.truth.inputs, Tensor)
             for index, truth in enumerate(target.truth.inputs):
-                original = _shot(truth, self.prior, f"of client {target.truth.clients[index]}")
+                whose = f"of client {target.truth.clients[index]} of the {count} recorded"
+                original = _shot(truth, self.prior, whose)
                 guess = _shot(blind[index], self.prior, "no update is used")
                 versions = (_version(side[index], index, self.prior) for side in readings)
                 cards.append((original, guess, *versions))

@@ -131,7 +131,7 @@ def audit(
     device: Annotated[str | None, setting("device")] = None,
     trust_code: TrustCode = False,
     out: Annotated[
-        str | None, option(help="File; default audit.json, in the run where there is one.")
+        str | None, option(help="Folder, or a file NAME.json; default the run, else this folder.")
     ] = None,
     config: Choice = None,
 ) -> int:

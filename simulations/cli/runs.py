@@ -343,11 +343,14 @@ MAX_TICKABLE = 100
 COMPARED_NOTE = (
     "Tick two or more runs above: here are their facts, and every setting in which they differ."
 )
+NOT_ADDED_UP = (
+    "Each epsilon is of its run alone. Several runs on the same rows, such as tries of which the "
+    "best is kept, cost up to the sum of their epsilons and deltas."
+)
 LIST_NOTE = (
-    "Epsilon is the largest over the clients of a run, against the readers named next to it. It "
-    "covers that run only: it costs more privacy to choose the best of several runs. Bytes are "
-    "payloads, up and down. Course: accuracy, or loss, round by round, from its least to its "
-    "largest."
+    "Epsilon is the largest over the clients of a run, against the readers named next to it. "
+    f"{NOT_ADDED_UP} Bytes are payloads, up and down. Course: accuracy, or loss, round by round, "
+    "from its least to its largest."
 )
 
 
@@ -385,6 +388,8 @@ def runs_command(
         print_table(compare_table(ticked), console)
     elif runs:
         print_table(list_table(runs), console)
+        if sum(run.epsilon is not None for run in runs) > 1:
+            print_note(NOT_ADDED_UP, console)
     else:
         print_line(NO_RUNS.format(printable(place)), console)
     for line in left_out:

@@ -183,6 +183,11 @@ def going_on(directory: RunDir, console: Console, again: Again | None = None) ->
         line = words()
         if line:
             print_whole(line, console)
+        if directory.read_rounds():
+            from fedlsg.simulations.report.page_of_run.run_page import write_run_page
+
+            write_run_page(directory)
+            print_whole(f"rounds so far  {directory.path / 'report.html'}", console)
         raise
 
 
@@ -419,11 +424,11 @@ def with_names(names: Sequence[str] | None) -> Iterator[None]:
 def announce(plan: Plan, console: Console, why: str = "") -> None:
     """Print the plan, a warning if it is not private, and remarks; ``why``: the engine's reason."""
     s, mechanism = plan.settings, plan.method.mechanism
-    sizes = plan.clients.sizes
+    sizes, rate = plan.clients.sizes, plan.local.sample_rate
     print_line(
         f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} "
         f"{plan.unit.counted}, "
-        f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.local.sample_rate)}, "
+        f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.unit.rate(rate))}, "
         f"method {shown(s.method)}, engine {s.engine}",
         console,
     )

@@ -347,8 +347,8 @@ def run_on(
     callbacks = (*named(settings.callbacks), *callbacks)
     if isinstance(grid, InMemoryGrid):
         deployment = None
-        if settings.clients is None:
-            settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
+        nodes = wait_for_nodes(grid, settings.clients or 1, fixed=True)
+        settings = replace(settings, clients=settings.clients or len(nodes))
         grid, plan = announce(grid), ready_plan(settings, callbacks=callbacks)
     else:
         check_given(settings, deployed=True)

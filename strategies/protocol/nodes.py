@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 from statistics import median_low
 
 from flwr.app import Message, MessageType, RecordDict
@@ -31,6 +31,10 @@ from fedlsg.strategies.protocol.wire import REFUSED_RUN, read_identity, read_mos
 
 CONNECT_SECONDS = 120.0
 """Time for nodes to connect and to reply to a query."""
+REGISTER_SECONDS = 5.0
+"""Time for Flower's simulation to register its next node."""
+QUIET_SECONDS = 3.0
+"""Time after which the log says that nodes are missing."""
 ASK_AGAIN_SECONDS = 2.0
 """Pause between two queries to deployed nodes."""
 CLOCK_SECONDS = 5.0
@@ -388,18 +392,36 @@ def warn_of_clock(node: int, written: float, asked: float, now: float) -> None:
         )
 
 
-def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
-    """Node ids, as soon as there are ``count``. Raises RuntimeError after ``CONNECT_SECONDS``."""
-    deadline = time.monotonic() + CONNECT_SECONDS
+def wait_for_nodes(grid: Grid, count: int, *, fixed: bool = False) -> Sequence[int]:
+    """Node ids, as soon as there are ``count``. The log says whom it waits for, and how long.
+
+    fixed: whether the federation has a fixed number of nodes, as Flower's simulation: then it
+        waits only while it registers them.
+    Raises RuntimeError after ``CONNECT_SECONDS``.
+    """
+    began = time.monotonic()
+    seen, logged = 0, -1
     while True:
         connected = grid.get_node_ids()
         # a simulation has a range, which may be long
         nodes = connected if isinstance(connected, range) else list(connected)
         if len(nodes) >= count:
             return nodes
-        if time.monotonic() > deadline:
+        if fixed and len(nodes) != seen:
+            seen, began = len(nodes), time.monotonic()
+        waited = time.monotonic() - began
+        if waited > (REGISTER_SECONDS if fixed else CONNECT_SECONDS):
             raise RuntimeError(
                 f"the run has {count} clients, the federation only {len(nodes)} nodes; "
                 f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
+            )
+        if not fixed and waited > QUIET_SECONDS and len(nodes) != logged:
+            logged = len(nodes)
+            log(
+                INFO,
+                "%d of %d clients are there: waiting for the others, for another %.0f s at most",
+                logged,
+                count,
+                CONNECT_SECONDS - waited,
             )
         time.sleep(0.1)

@@ -57,6 +57,23 @@ def test_the_first_step_tries_own_code() -> None:
     assert step.isolation == "rows"
 
 
+def test_slow_own_code_is_timed_once_and_names_the_argument(monkeypatch, caplog) -> None:
+    """A Flower app makes a PrivateStep each round, and each logged a line of its own."""
+
+    class Slow(OwnNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2 if bool((x == x).all()) else 1)
+
+    monkeypatch.setattr("fedlsg.strategies.own_loop.one_round.TIMED", set())
+    for _ in range(2):
+        step = step_of(net(Slow))
+        step.step(step.batches((torch.randn(40, 12), torch.randint(0, 3, (40,)))))
+    (line,) = [text for text in caplog.messages if text.startswith("isolation=rows")]
+    assert "-c isolation" not in line
+    if "times the time" in line:
+        assert "PrivateStep(..., isolation='checked')" in line
+
+
 @pytest.mark.parametrize("level", ["isolated", "rows", "checked"])
 def test_a_word_goes_before_the_rule(level: str) -> None:
     assert step_of(net(OwnNet), isolation=level).isolation == level

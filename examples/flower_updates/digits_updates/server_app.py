@@ -26,7 +26,7 @@ def main(grid: Grid, context: Context):
         evaluate_fn=global_evaluate,
     )
     if not result.arrays:
-        raise SystemExit("every client refused: the log of the first round says why")
+        raise RuntimeError("every client refused: the log of the first round says why")
     torch.save(result.arrays.to_torch_state_dict(), config["out"])
 
 

@@ -36,19 +36,19 @@ def resolve(
     return CHECKED if library else trial()
 
 
-def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
+def slow_word(level: Isolation, factor: float | None, option: str, reason: str = "") -> str:
     """The message for a pass that a level makes ``factor`` times as slow; empty if there is none.
 
     factor: None if it is not known.
+    option: how the caller of fedlsg gives the level ``checked``.
     reason: why the level is ``rows``.
     At ``rows`` there is always a message, else only above ``SLOW_FACTOR``.
     """
     reasons = ["one pass for each example"] if level == "rows" else []
     if factor is not None and factor > SLOW_FACTOR:
         reasons.append(
-            f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own "
-            "code as far as one check on made-up rows goes: give -c isolation=checked "
-            "(isolation='checked' in Python) if you know that no example's output depends on "
-            "another example; epsilon then rests on your word"
+            f"about {factor:.2g} times the time of a pass at isolation=checked, which trusts your "
+            f"own code as far as one check on made-up rows goes: give {option} only if you know "
+            "that no example's output depends on another example; epsilon then rests on your word"
         )
     return "; ".join(filter(None, [", ".join(reasons), reason]))

@@ -57,6 +57,7 @@ from fedlsg.simulations.report.terminals.terminal import (
     print_written,
     write_private,
 )
+from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.storage.atomic_files import check_writable
 from fedlsg.simulations.storage.examined import STATE
@@ -89,13 +90,13 @@ def audit_command(
     canary_kind: for the training mode.
     plant: a mistake that is made on purpose, to see whether the audit finds it.
     seed: repeats an audit with all of its draws; None: secret draws.
-    out: the file of the results. Without it the files are audit.json and audit.html, or audit-2 and
-        so on next to audits of other questions.
+    out: the file of the results, or a folder, as in ``results_place``. In a folder the files are
+        audit.json and audit.html, or audit-2 and so on next to audits of other questions.
     Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a
     mechanism that claims no epsilon.
     """
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
-    path = results_path(run, out)
+    folder, name = results_place(run, out)
     began = time.monotonic()
     if run is not None:
         checked(run, STATE, console)
@@ -121,20 +122,19 @@ def audit_command(
         "seed": seed,
         "given": words_of_each(given),
     }
-    if out is None:
-        path = path.with_name(f"{file_stem(path.parent, path.stem, report[KEY])}.json")
+    name = name or f"{file_stem(folder, 'audit', report[KEY])}.json"
     data = json_text(report, indent=2, not_finite=str)
     warnings = [] if audited.not_private is None else [audited.not_private]
     if plant is not None:
         warnings.append(PLANTED.format(plant))
     table = figures(verdict, count, audited.not_private)
-    report_page = page(verdict, table, report, data, name=path.name, warnings=tuple(warnings))
-    html = path.with_suffix(".html")
-    write_private(path.parent, {path.name: data, html.name: report_page.encode()})
+    report_page = page(verdict, table, report, data, name=name, warnings=tuple(warnings))
+    html = Path(name).with_suffix(".html").name
+    write_private(folder, {name: data, html: report_page.encode()})
     if report["not_covered"]:
         print_line(f"not covered: {', '.join(report['not_covered'])}", console, "yellow")
     show(verdict, count, audited.threat_model(mode), console, not_private=audited.not_private)
-    print_written(path.parent, (path.name, html.name), console)
+    print_written(folder, (name, html), console)
     return EXIT_FALSIFIED if verdict.falsified else 0
 
 
@@ -159,16 +159,21 @@ def check_options(
         )
 
 
-def results_path(run: str | None, out: str | None) -> Path:
-    """The path of audit.json. Raises ValueError for a folder, or if its folder does not exist."""
-    default = Path("audit.json") if run is None else Path(run) / "audit.json"
-    path = Path(out or default).expanduser().resolve()
-    if path.is_dir() or (out is not None and not path.parent.is_dir()):
-        raise ValueError(
-            f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json"
-        )
-    check_writable(path.parent)
-    return path
+def results_place(run: str | None, out: str | None) -> tuple[Path, str | None]:
+    """The folder of the results, and the name of their file; None: a name that is free there.
+
+    Without ``out`` the folder is that of the run, else this one. An ``out`` that is a folder, or
+    has no suffix, is the folder; another one is the file.
+    Raises ValueError for a folder that cannot be written to.
+    """
+    path = Path(out or run or ".").expanduser().resolve()
+    folder, name = path, None
+    if out is not None and path.suffix and not path.is_dir():
+        folder, name = path.parent, path.name
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give --out as a folder, or as a file NAME.json")
+    check_writable(folder)
+    return folder, name
 
 
 def audit_unit(
@@ -206,7 +211,7 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
     claim, settings = audited.claim, audited.subject.base.settings
     console.print(
         f"claim of {audited.source}: {settings.workload}, method {settings.method}, epsilon "
-        f"{claim.epsilon:.3f} at delta {claim.delta:g} for {claim.steps} steps at q = "
+        f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g} for {claim.steps} steps at q = "
         f"{claim.sample_rate:.4g}, trust={settings.trust}, unit={settings.unit}, which needs "
         f"sigma_eff {claim.noise_multiplier:.4g}; mode {mode}",
         highlight=False,
@@ -258,7 +263,13 @@ def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
     """A table of the claimed epsilon, its lower bounds, and the estimate."""
     void = "" if not_private is None else f"; {not_private}"
     confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
-    rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
+    rows = [
+        (
+            "claimed",
+            epsilon_words(verdict.claim.epsilon),
+            f"at delta {verdict.claim.delta:g}{void}",
+        )
+    ]
     for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
         evidence = (
             f"{bound.guesses.correct} of {bound.guesses.guesses} guesses right, {canaries} "
@@ -300,7 +311,9 @@ def headline(verdict: Verdict) -> str:
     """The verdict, the claim and the best lower bound."""
     claim, best = verdict.claim, _best(verdict)
     bound = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
-    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {bound}"
+    claimed = (
+        f"the claim is epsilon {epsilon_words(claim.epsilon)} (delta {claim.delta:g}), and {bound}"
+    )
     if verdict.falsified:
         return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
     return f"Not falsified: {claimed}. That does not verify the claim."
@@ -326,7 +339,7 @@ def page(
         "claim of": report["claimed_by"],
         "workload": report["workload"],
         "method": report["method"],
-        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
+        "epsilon": f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g}",
         "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}",
         "reader": f"{report['reader']} (trust={report['trust']}, unit={report['unit']})",
         "noise": f"sigma_eff {claim.noise_multiplier:.4g} is the least that the claim needs",
@@ -369,11 +382,12 @@ def _notes(verdict: Verdict) -> list[Text]:
 def _tiles(verdict: Verdict, reader: str) -> Tiles:
     """The claim, the best bound, the estimate, and how many checks passed."""
     claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
-    passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
-    powerless = sum(check.powerless for check in verdict.checks)
-    powerless_words = f"; {powerless} of them without power here" if powerless else ""
+    checks = verdict.checks
+    powerless = sum(check.powerless for check in checks)
+    passed = sum(check.outcome == "passed" for check in checks)
+    powerless_words = f"; {powerless} had no power here" if powerless else ""
     checks_style: Badge = "limited" if powerless else "good"
-    if passed < checks:
+    if not all(check.passed for check in checks):
         checks_style = "bad"
     refuted = verdict.one_run.refutes or verdict.f_dp.refutes
     comparison = "above the claim: refuted" if refuted else "does not refute the claim"
@@ -381,7 +395,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
         tiles=(
             Tile(
                 name="claimed epsilon",
-                value=f"{claim.epsilon:.3f}",
+                value=epsilon_words(claim.epsilon),
                 note=f"at delta {claim.delta:g}; {reader}",
             ),
             Tile(
@@ -398,7 +412,7 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
             ),
             Tile(
                 name="checks passed",
-                value=f"{passed} of {checks}",
+                value=f"{passed} of {len(checks)}",
                 note=f"of the mechanism's outputs{powerless_words}",
                 style=checks_style,
             ),

@@ -20,6 +20,7 @@ from fedlsg.simulations.attacks.membership.measure import (
 from fedlsg.simulations.attacks.membership.own_model import OwnAttack
 from fedlsg.simulations.attacks.membership.shadows import Trained
 from fedlsg.simulations.report.pages.page import Badge, Row, Table
+from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 
@@ -256,7 +257,7 @@ def verdict(report: Report) -> str:
         return text
     allowed = _percent(min(limit.bound(LOW_RATES[0]) for limit in report.limits))
     attacker = f"any attacker that sees {_seen_at_most(report.settings)}"
-    return f"{text} The claim allows at most {allowed} there, for {attacker}."
+    return f"{text} Nothing contradicts the claim, which allows {attacker} at most {allowed} there."
 
 
 def strongest(rows: Mapping[str, Roc]) -> str:
@@ -291,9 +292,11 @@ def _strongest_words(rows: Mapping[str, Roc]) -> str:
             f"{_auc_words(auc)} (guessing: 0.5), but none of them does {alarms}: it finds "
             f"{members}."
         )
+    low, high = 100 * tpr.low, 100 * tpr.high
     return (
-        f"None of {len(rows)} attacks can be distinguished from guessing: the best, "
-        f"{best}, finds {members} {alarms}."
+        f"None of {len(rows)} attacks can be distinguished from guessing: the best, {best}, finds "
+        f"between {low:.2f} and {high:.2f} % of the members {alarms}; {100 * tpr.value:.2f} % were "
+        "measured."
     )
 
 
@@ -314,7 +317,8 @@ def facts(report: Report) -> dict[str, str]:
     return {
         **lines,
         "sigma": f"{claim.noise_multiplier:.4g} (effective)",
-        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
+        "epsilon": f"{epsilon_words(claim.epsilon)} at delta {claim.delta:g}, by the planned "
+        "schedule",
     }
 
 

@@ -278,7 +278,7 @@ class RoundDisplay:
         reached = f"accuracy {percent(self.accuracy)}"
         if self.accuracy is None and self.loss is not None:
             reached = f"loss {self.loss:.4g}"
-        facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}"]
+        facts = [reached, f"epsilon {epsilon_words(row.epsilon_max)}"]
         if row.shows_participation:
             facts += [f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}"]
         if row.simulated is not None:

@@ -282,7 +282,10 @@ def test_each_original_of_a_sum_is_of_its_own_client(summed):
     assert len(set(truth.clients)) >= 2
     assert all(row in parts[of] for row, of in zip(truth.rows, truth.clients, strict=True))
     cards = summed.kind.compared(summed, {"one side": read_each(summed)}).cards
-    assert [card[0].words for card in cards] == [f"of client {of}" for of in truth.clients]
+    count = len(parts)
+    assert [card[0].words for card in cards] == [
+        f"of client {of} of the {count} recorded" for of in truth.clients
+    ]
 
 
 def test_the_caption_says_whose_update_it_is_and_what_the_blind_guess_is_granted(summed):

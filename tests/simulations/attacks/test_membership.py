@@ -186,6 +186,11 @@ def test_badge_headline_and_table_are_of_all_attacks():
     )
     assert verdict(none).startswith("None of 10 attacks can be distinguished from guessing")
     assert "attack 0 on the run itself, the strongest of 10 attacks, finds" in verdict(members)
+    claimed = verdict(with_own(0.0, limit=1.1))
+    assert claimed.index("distinguished from guessing") < claimed.index("between")
+    assert "finds between " in claimed
+    assert "Nothing contradicts the claim, which allows any attacker that sees" in claimed
+    assert "at most 1.1 % there." in claimed
     (table,) = tables(better)
     assert "all 10 attacks" in table.note
     assert len(table.rows) == 10 + 2, "guessing and the bound have no intervals"

@@ -15,6 +15,7 @@ import pytest
 from fedlsg.simulations.attacks.observations import device_for
 from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.cli.docs import LISTS
+from fedlsg.simulations.report.terminals.progress import RoundDisplay
 from fedlsg.simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY
@@ -22,6 +23,42 @@ from tests.simulations.support.runs import Run, run_local
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
 SMALL = (*SHORT, "--noise-multiplier", "2")
+
+
+CLIENT_LEVEL = ("unit=client", "trust=server", "clients_per_round=6", "batch_size=20")
+
+
+@pytest.mark.parametrize(
+    ("clients", "changes", "rate"), [(20, CLIENT_LEVEL, "0.3"), (2, ("sample_rate=0.05",), "0.05")]
+)
+def test_the_head_of_a_run_has_the_rate_of_its_ledger(fedlsg, tmp_path, clients, changes, rate):
+    """A client-level run said q = 1, the rate of rows within a client."""
+    given = [word for change in changes for word in ("-c", change)]
+    options = ("--engine", "local", "--rounds", "1", "--noise-multiplier", "2", "--out", "here")
+    status, out, err = fedlsg("run", "--clients", str(clients), *given, *options)
+    assert (status, err) == (0, "")
+    assert f"1 rounds at q = {rate}," in " ".join(out.split())
+    assert f'"sample_rate": {rate},' in (tmp_path / "here" / "ledger.jsonl").read_text()
+
+
+def test_an_interrupted_run_leaves_its_page(fedlsg, with_pages, tmp_path, monkeypatch):
+    """The page of the rounds so far; nothing before the first round. A resumed run replaces it."""
+    real = RoundDisplay.on_round
+
+    def stop(self, row):
+        real(self, row)
+        raise KeyboardInterrupt
+
+    page = tmp_path / "here" / "report.html"
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundDisplay, "on_round", stop)
+        status, out, _ = fedlsg("run", *SMALL, "--out", "here")
+    assert status == 130
+    assert f"rounds so far  {page}" in out
+    assert "interrupted" in page.read_text()
+    status, _, err = fedlsg("resume", "here")
+    assert (status, err) == (0, "")
+    assert "interrupted" not in page.read_text()
 
 
 def test_a_run_says_what_it_did(fedlsg, tmp_path):

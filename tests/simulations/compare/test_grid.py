@@ -16,6 +16,7 @@ from fedlsg.simulations.compare.results.lines import lines, quantile
 from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.storage.tensorboard_events import EVENTS
 from tests.simulations.support.compare_cases import grid, result
+from tests.simulations.support.runs import run_local
 
 
 def test_the_cells_of_a_small_grid_by_hand():
@@ -236,6 +237,16 @@ def test_the_list(folder, fedlsg):
     assert "\x1b" not in out
     assert "\u202e" not in out
     assert r"\x1b[31m\x202e" in out
+
+
+def test_the_list_says_that_epsilons_of_several_runs_are_not_added_up(tmp_path, fedlsg):
+    for name in ("first", "second"):
+        run_local(tmp_path / "runs" / name, reproducible=False, rounds=1)
+        status, out, _ = fedlsg("runs", width=160)
+        assert status == 0
+        assert ("cost up to the sum of their epsilons" in " ".join(out.split())) == (
+            name == "second"
+        )
 
 
 def runs(method: str, *accuracies: float, **more: object) -> list[Result]:

@@ -98,6 +98,15 @@ def start(app: Any, folder: Path, nodes: int = 3, **settings: Any) -> fedlsg.Run
     return strategy.run
 
 
+def test_a_simulation_with_too_few_nodes_is_refused_before_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedlsg.strategies.protocol.nodes.REGISTER_SECONDS", 0.1)
+    monkeypatch.chdir(tmp_path)
+    strategy = fedlsg.flower.Strategy(two_sides, clients=5, **SETTINGS)
+    with pytest.raises(RuntimeError, match="the run has 5 clients, the federation only 3 nodes"):
+        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_app_trains_as_simulate_does(tmp_path):
     run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
     alone = fedlsg.simulate(

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message
 import fedlsg.strategies.protocol.nodes
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import LocalGrid
-from fedlsg.strategies.protocol.nodes import Roster
+from fedlsg.strategies.protocol.nodes import Roster, wait_for_nodes
 from fedlsg.strategies.protocol.wire import FAILED, REFUSED_RUN, failure, identity
 
 Node = tuple[int, int] | str
@@ -212,3 +212,34 @@ def test_what_is_no_identity_is_refused(odd, caplog):
     grid.client = client
     assert found(deployed(grid, 3), 3) == [0, 1, None]
     assert "whole numbers partition and num-examples" in caplog.text
+
+
+def test_the_log_says_whom_the_run_waits_for(monkeypatch, caplog):
+    """Three nodes of five: a run waited for two minutes without a word."""
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "QUIET_SECONDS", 0.0)
+    grid = Nodes((0, 5), (1, 6), (2, 7))
+    with caplog.at_level("INFO"), pytest.raises(RuntimeError, match=r"has 5 clients.*only 3 nodes"):
+        wait_for_nodes(grid, 5)
+    said = [line for line in caplog.messages if "clients are there" in line]
+    assert len(said) == 1
+    assert said[0].startswith("3 of 5 clients are there: waiting for the others, for another 0 s")
+
+
+def test_a_simulation_waits_only_while_it_registers_nodes(monkeypatch):
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 600.0)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "REGISTER_SECONDS", 0.3)
+    grid = Nodes((0, 5), (1, 6), (2, 7))
+    with pytest.raises(RuntimeError, match='"num-supernodes=5"'):
+        wait_for_nodes(grid, 5, fixed=True)
+
+    grid.there = []
+    real = grid.get_node_ids
+
+    def slowly() -> list[int]:
+        """One node more each time, of which each takes a good part of the limit."""
+        grid.there.append(len(grid.there))
+        time.sleep(0.1)
+        return real()
+
+    grid.get_node_ids = slowly
+    assert len(wait_for_nodes(grid, 5, fixed=True)) == 5

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch.testing import assert_close
 
-from fedlsg.simulations.attacks.audit.audit_command import audit_command
+from fedlsg.simulations.attacks.audit.audit_command import audit_command, results_place
 from fedlsg.simulations.attacks.audit.audited import audited_run, audited_settings
 from fedlsg.simulations.attacks.audit.training import (
     KINDS,
@@ -59,6 +59,18 @@ def test_correct_code(tmp_path):
     page = (tmp_path / "audit.html").read_text()
     assert "Not falsified: the claim is epsilon" in page
     assert "That does not verify the claim." in page
+
+
+def test_a_check_without_power_is_not_among_those_that_passed(tmp_path):
+    """The card said "29 of 29 passed" where 3 of them could not have failed."""
+    _, found, _ = audit(tmp_path, canaries=20, given=SETTINGS | {"sample_rate": 0.01})
+    checks = found["checks"]
+    powerless = sum(check["error"] > 1 for check in checks)
+    assert powerless > 0, "the settings leave a check without power"
+    assert all(check["passed"] for check in checks)
+    page = (tmp_path / "audit.html").read_text()
+    assert f"{len(checks) - powerless} of {len(checks)}" in page
+    assert f"{powerless} had no power here" in page
 
 
 @pytest.mark.slow
@@ -224,8 +236,26 @@ def test_refuses_settings_next_to_a_run_and_a_run_without_releases(tmp_path, fin
         audit_command(str(finished.path), {"method": "rgp"}, Console())
     with pytest.raises(ValueError, match="no run directory"):
         audit_command(str(tmp_path / "absent"), {}, Console())
-    with pytest.raises(ValueError, match="cannot write"):
-        audit_command(None, SETTINGS, Console(), out=str(tmp_path / "absent" / "audit.json"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; give --out as a folder"):
+        audit_command(None, SETTINGS, Console(), out=str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("out", "place"),
+    [
+        (None, ("", None)),
+        ("new", ("new", None)),
+        ("there.d", ("there.d", None)),
+        ("mine.json", ("", "mine.json")),
+        ("new/audit.json", ("new", "audit.json")),
+    ],
+)
+def test_out_is_a_folder_or_has_a_suffix(out, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.d").mkdir()
+    folder, name = place
+    assert results_place(None, out) == (tmp_path / folder, name)
 
 
 SECRET_SMALL = {key: value for key, value in SMALL.items() if key != "reproducible"}
