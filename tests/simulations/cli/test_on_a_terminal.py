@@ -61,9 +61,9 @@ def test_a_run_on_a_terminal(tmp_path):
         lines = terminal.until(lambda lines: bar_of(lines) in lines[:-1])
         assert len(bar_of(lines)) <= 80
         facts = lines[lines.index(bar_of(lines)) + 1]
-        assert re.match(r"accuracy \S+( %)?  epsilon \d+\.\d{3}  up \S+ \S+  down \S+ \S+$", facts), (
-            facts
-        )
+        assert re.match(
+            r"accuracy \S+( %)?  epsilon \d+\.\d{3}  up \S+ \S+  down \S+ \S+$", facts
+        ), facts
         terminal.resize(60)
         terminal.until(lambda lines: len(bar_of(lines) or " " * 80) <= 60)
         terminal.interrupt()
