@@ -132,8 +132,10 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
 
 def _selected(done: Sequence[Result]) -> str:
     """How many clients each round selects, in words; empty if every run selects all."""
-    of_runs = [run.settings.get("clients_per_round") or run.summary["clients"] for run in done]
-    if all(count == run.summary["clients"] for count, run in zip(of_runs, done, strict=True)):
+    clients = [run.summary.get("clients") for run in done]
+    selected = [run.settings.get("clients_per_round") for run in done]
+    of_runs = [few or all_clients for few, all_clients in zip(selected, clients, strict=True)]
+    if of_runs == clients:
         return ""
     return f", {_join_different(of_runs)} selected in each round"
 

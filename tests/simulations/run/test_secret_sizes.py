@@ -47,6 +47,7 @@ OF_NOISE = {
     "sha256",
     "prev",
     "data_sha256",
+    "id",
 }
 OF_TIME = {"seconds", "wall_seconds", "transfer_seconds", "start", "hardware", "time", "run-dir"}
 
