@@ -13,7 +13,7 @@ A reference (``ref``) is Ray's name for a future object: a worker that is expect
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import INFO, WARNING
 from typing import Any
@@ -55,6 +55,22 @@ Outcome = Sequence[Answer] | LostError | None
 """The answers to a pile; or its loss; or None if its worker still ran at the deadline."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A worker that answers a pile.
+
+    worker: the actor of Ray.
+    pile: the tasks.
+    began: when they were sent, by ``time.monotonic``.
+    allowed_seconds: the sum of the limits of its clients.
+    """
+
+    worker: Any
+    pile: Pile
+    began: float
+    allowed_seconds: float
+
+
 class Workers:
     """As many workers as a run can use at once; the first call waits until Ray has started.
 
@@ -79,10 +95,8 @@ class Workers:
         self._expected: dict[Any, tuple[Any, float]] = {}
         # free workers
         self._free: list[Any] = []
-        # by reference: a running worker, its pile, and the time at which it was sent
-        self._running: dict[Any, tuple[Any, Pile, float]] = {}
-        # by reference of an answer: the sum of the limits of its clients
-        self._allowed_seconds: dict[Any, float] = {}
+        # by reference of an answer: the worker and its pile
+        self._running: dict[Any, Running] = {}
         # workers that have answered a pile, and so have loaded code and data
         self._has_answered = set[Any]()
         # by worker: the last step and the last basis that it was sent
@@ -130,7 +144,6 @@ class Workers:
 
         until = _workers_deadline(deadline)
         sent = dict[int, tuple[bytes, Any]]()
-        self._allowed_seconds.clear()
         waiting = divide(tasks, len(self), pace) if tasks else []
         last_news = time.monotonic()
         while (waiting and len(self)) or self._running:
@@ -144,7 +157,8 @@ class Workers:
             )
             for ref in done:
                 yield from self._take(ref, pace)
-            hanging = [ref for ref in self._running if time.monotonic() >= self._patience(ref)]
+            now = time.monotonic()
+            hanging = [ref for ref, it in self._running.items() if now >= self._patience(it)]
             for ref in hanging:
                 yield self._end_hanging(ref)
             self._replace_late()
@@ -155,40 +169,39 @@ class Workers:
             elif time.monotonic() - last_news >= NEWS_SECONDS:
                 log(WARNING, "Ray has no free place for a worker yet: each needs %s", self._need)
                 last_news = time.monotonic()
-        for worker, pile, _ in self._running.values():
-            self._replace(worker) if tasks else self._cluster.kill(worker)
-            yield pile, None
+        for running in self._running.values():
+            self._replace(running.worker) if tasks else self._cluster.kill(running.worker)
+            yield running.pile, None
         self._running.clear()
 
     def _seconds_to_wait(self, deadline: float | None) -> float:
         """Seconds until the next check of cluster or worker, or until the deadline."""
         now = time.monotonic()
-        times = [now + LOOK_SECONDS, *map(self._patience, self._running)]
+        times = [now + LOOK_SECONDS, *map(self._patience, self._running.values())]
         if deadline is not None:
             times.append(deadline)
         return max(0.0, min(times) - now)
 
-    def _patience(self, ref: Any) -> float:
+    def _patience(self, running: Running) -> float:
         """The time, by ``time.monotonic``, from which a worker without an answer counts as hanging.
 
         Its first pile may take longer: the worker loads code and data before it.
         """
-        worker, _, began = self._running[ref]
-        seconds = self._allowed_seconds[ref] + OVERDUE_SECONDS
-        if worker not in self._has_answered:
+        seconds = running.allowed_seconds + OVERDUE_SECONDS
+        if running.worker not in self._has_answered:
             seconds += START_SECONDS
-        return began + seconds
+        return running.began + seconds
 
     def _end_hanging(self, ref: Any) -> tuple[Pile, Outcome]:
         """Replace a worker that hangs; its pile is lost."""
-        worker, pile, began = self._running.pop(ref)
+        hanging = self._running.pop(ref)
         why = (
-            f"a worker did not answer for {time.monotonic() - began:.0f} s, longer than "
+            f"a worker did not answer for {time.monotonic() - hanging.began:.0f} s, longer than "
             "client_timeout allows"
         )
-        log(WARNING, "%s: it is replaced, with %d clients", why, len(pile))
-        self._replace(worker)
-        return pile, LostError(why)
+        log(WARNING, "%s: it is replaced, with %d clients", why, len(hanging.pile))
+        self._replace(hanging.worker)
+        return hanging.pile, LostError(why)
 
     def _replace_late(self) -> None:
         """Start another worker for each that is late; a cluster with a queue may take longer."""
@@ -223,7 +236,8 @@ class Workers:
         if ref in self._expected:
             self._take_worker(ref)
             return
-        worker, pile, began = self._running.pop(ref)
+        running = self._running.pop(ref)
+        worker, pile = running.worker, running.pile
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -249,7 +263,7 @@ class Workers:
         self._has_answered.add(worker)
         if forgot:
             self._has_received.pop(worker)
-        pace.add(sum(task.work for task in pile), time.monotonic() - began)
+        pace.add(sum(task.work for task in pile), time.monotonic() - running.began)
         yield pile, answers
 
     def _take_worker(self, ref: Any) -> None:
@@ -294,8 +308,9 @@ class Workers:
         answer = worker.answer.remote(
             self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays)
         )
-        self._running[answer] = worker, pile, time.monotonic()
-        self._allowed_seconds[answer] = sum(limits)
+        self._running[answer] = Running(
+            worker=worker, pile=pile, began=time.monotonic(), allowed_seconds=sum(limits)
+        )
 
     def _send_data(self) -> None:
         """Put code and data into Ray's object store that workers cannot read themselves.
@@ -335,7 +350,8 @@ class Workers:
 
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
-        for worker, *_ in [*self._expected.values(), *self._running.values()]:
+        expected = [worker for worker, _ in self._expected.values()]
+        for worker in [*expected, *(running.worker for running in self._running.values())]:
             self._cluster.kill(worker)
         if self._free:
             self._cluster.give_back(self._free, **self._need)

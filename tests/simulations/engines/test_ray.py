@@ -5,8 +5,10 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import ray as library
 
 from fedlsg.simulations.engines import cluster, ray
+from fedlsg.simulations.engines.workers import Workers
 from fedlsg.simulations.server.recorder import Recorder
 from tests.simulations.support.ray_clients import ALWAYS, HANGS, ONCE
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -183,6 +185,28 @@ def test_new_workers_get_the_steps_that_they_lack(tmp_path, on_ray, monkeypatch)
     assert run.weights.equal(alone.weights)
     assert run.summary["downlink"]["repairs"] == 0
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
+
+
+def test_an_interruption_while_workers_run_takes_their_answers(tmp_path, on_ray, monkeypatch):
+    """Planted once: the limits of running piles were forgotten, and Ctrl-C ended with a KeyError."""
+    plan, directory = plan_at(tmp_path / "ray", engine="ray", rounds=2, clients=2)
+    send, wait, sent = Workers._send, library.wait, list[str]()
+
+    def send_and_interrupt(self, *arguments):
+        send(self, *arguments)
+        sent.append("pile")
+
+    def wait_once_interrupted(*arguments, **options):
+        if sent == ["pile"]:
+            sent.append("interrupted")
+            raise KeyboardInterrupt
+        return wait(*arguments, **options)
+
+    monkeypatch.setattr(Workers, "_send", send_and_interrupt)
+    monkeypatch.setattr(library, "wait", wait_once_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ray.run(plan, directory, on_round=ignore)
+    assert "interrupted" in sent
 
 
 def _stops_after_six(honest):
