@@ -60,7 +60,7 @@ from fedlsg.strategies.own_loop.other_gradients import (
     public_gradients,
     refuse_gradients,
 )
-from fedlsg.strategies.own_loop.row_checks import check_rows
+from fedlsg.strategies.own_loop.row_checks import check_before_charge
 from fedlsg.strategies.own_loop.short_steps import warn_of_short_steps
 from fedlsg.strategies.own_loop.user_inputs import (
     Data,
@@ -416,7 +416,7 @@ class PrivateStep:
             batched=batched,
             workers=workers,
             start=start,
-            check=partial(check_rows, self.model, self._loss),
+            check=partial(check_before_charge, self.model, self._loss),
         )
         self._account.spends.read(places_of(data))
         return made

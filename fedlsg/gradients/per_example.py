@@ -170,7 +170,7 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
             like=given.like,
         )
         followed = step.uses is not None  # the end of the context drops them
-        step.backward(losses, parameters)
+        step.backward(losses)
     if followed and step.survey.failure:
         raise UnsupportedLayerError(
             f"the model runs on the batch of {step.batch}, but not on one and on three copies of a "

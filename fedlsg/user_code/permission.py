@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedlsg.user_code.names import absolute, path_of
-from fedlsg.user_code.text_files import compare, compare_no_more
+from fedlsg.user_code.text_files import allow_any, allow_only
 
 _PERMITTED: dict[str, str] = {}
 """Names that may run, each with the name of the code that runs for it: the file of a recorded name
@@ -32,8 +32,8 @@ def permit(
         _PERMITTED[absolute(of or name)] = absolute(name)
         place = name.rpartition(":")[0]
         if place.endswith(".py") and not files:
-            compare_no_more(path_of(place).parent)
-    compare(files)
+            allow_any(path_of(place).parent)
+    allow_only(files)
 
 
 def is_permitted(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Import a user's files from their text, never from a compiled copy.
 
-Of a file that was compared with a record, no other text runs.
+After ``allow_only``, a file whose text differs from the given one does not run.
 """
 
 import hashlib
@@ -20,19 +20,23 @@ from types import CodeType
 from fedlsg.user_code.digest import OURS
 
 _COMPARED: dict[Path, str] = {}
-"""SHA-256 of files that were compared with a record before they ran: no other text of them runs."""
+"""SHA-256 of the only texts that may run, of files that were compared with a record."""
 
 
-def compare(files: Mapping[Path, str]) -> None:
-    """From now on, only these texts of the files run; ``files``: their SHA-256."""
+def allow_only(files: Mapping[Path, str]) -> None:
+    """From now on, only these texts of the files run; ``files``: their SHA-256.
+
+    Not so for installed packages: every library in their folder would be compiled anew.
+    """
     _COMPARED.update(files)
     for path in files:
         if not {"site-packages", "dist-packages"} & {*path.parts}:
+            # Python looks for a package in the folder around the package's own
             read_text_in(path.parent.parent if path.name == "__init__.py" else path.parent)
 
 
-def compare_no_more(folder: Path) -> None:
-    """From now on, whatever text runs that is in a folder."""
+def allow_any(folder: Path) -> None:
+    """From now on, any text of the files in a folder runs."""
     for path in [path for path in _COMPARED if path.is_relative_to(folder)]:
         del _COMPARED[path]
 
@@ -46,7 +50,8 @@ class TextLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         text = self.get_data(path)
-        if _COMPARED.get(Path(path), digest := hashlib.sha256(text).hexdigest()) != digest:
+        expected = _COMPARED.get(Path(path))
+        if expected is not None and expected != hashlib.sha256(text).hexdigest():
             raise ValueError(
                 f"{path} changed after it was compared with the run's record: start the command "
                 "again"
@@ -62,7 +67,7 @@ def read_text_in(folder: Path) -> None:
         inside = Path(path).is_relative_to(folder)
         parts = Path(path).relative_to(folder).parts if inside else ()
         if not inside or "site-packages" in parts or parts[:1] == (OURS,):
-            raise ImportError
+            raise ImportError  # tells Python to ask the next hook
         return FileFinder(
             path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (TextLoader, SOURCE_SUFFIXES)
         )

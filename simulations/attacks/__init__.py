@@ -4,6 +4,8 @@ Results are shown next to blind guesses, which are made without the updates. Thi
 command. The parts are:
 
 observations   what a run recorded
+replayable     runs that the attacks cannot replay
+privacy_facts  sigma and epsilon of an observed update, in words
 recording      runs that are made to be attacked
 target         which updates are attacked, and all attacks on each
 images_attack  the attack on updates of images
@@ -34,15 +36,10 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.simulations.attacks.attack_page import in_short, output_folder, refusals, write
 from fedlsg.simulations.attacks.findings import Findings, findings_of
 from fedlsg.simulations.attacks.images_attack import Images
-from fedlsg.simulations.attacks.observations import (
-    Record,
-    Recorded,
-    check_replayed,
-    open_record,
-    refuse_unseen,
-)
+from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.attacks.question import question_of, words_of_each
-from fedlsg.simulations.attacks.recording import Check, record_all, record_like
+from fedlsg.simulations.attacks.recording import Check, Recorded, record_all, record_like
+from fedlsg.simulations.attacks.replayable import check_replayed, refuse_unseen
 from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from fedlsg.simulations.compare.grid.grid_file import numbers, words
 from fedlsg.simulations.planning.base.run_base import Base

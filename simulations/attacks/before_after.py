@@ -19,16 +19,11 @@ from fedlsg.attacks.recognition import LEAKS, Verdict
 from fedlsg.simulations.attacks import check_of, kind_of, show
 from fedlsg.simulations.attacks.attack_page import Pair, output_folder, write
 from fedlsg.simulations.attacks.findings import findings_of, read_each, update_numbers
-from fedlsg.simulations.attacks.observations import (
-    FPR,
-    TWO_QUESTIONS,
-    Record,
-    open_record,
-    refuse_unseen,
-    sigma_of,
-)
+from fedlsg.simulations.attacks.observations import Record, open_record
+from fedlsg.simulations.attacks.privacy_facts import FPR, TWO_QUESTIONS, sigma_of
 from fedlsg.simulations.attacks.question import question_of, words_of_each
 from fedlsg.simulations.attacks.recording import noise_settings, record_pair, words_of
+from fedlsg.simulations.attacks.replayable import refuse_unseen
 from fedlsg.simulations.attacks.target import Kind, Options, Results, attack_each, rows_of
 from fedlsg.simulations.report.pages.page import Badge, Part, Text
 from fedlsg.simulations.report.terminals.progress import bar

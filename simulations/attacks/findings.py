@@ -13,7 +13,8 @@ from torch import Tensor
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
 from fedlsg.attacks.recognition import LEAKS, MAX_UNEXPLAINED, Recognition, Verdict
-from fedlsg.simulations.attacks.observations import Record, privacy_facts, sigma_of
+from fedlsg.simulations.attacks.observations import Record
+from fedlsg.simulations.attacks.privacy_facts import privacy_facts, sigma_of
 from fedlsg.simulations.attacks.target import Reading, Results, Target
 from fedlsg.simulations.report.pages.page import Badge, Gallery, RowKind, Table, TokenLines
 from fedlsg.simulations.report.pages.table import Column, make_table

@@ -6,27 +6,25 @@ kept positions have checksums as well.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fedlsg import bounded
 from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.carriers.powersgd import decode
-from fedlsg.config.units import unit_named
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, aggregate
 from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.simulations.attacks.replayable import check_replayed, refuse_client_unit, refuse_unseen
 from fedlsg.simulations.planning.base.clients import poisson_rate
 from fedlsg.simulations.planning.base.prepare import prepare
 from fedlsg.simulations.planning.base.run_base import Base
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
-from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device, Settings
 from fedlsg.simulations.storage.atomic_files import load_array
 from fedlsg.simulations.storage.results import refuse_own_noise
@@ -35,37 +33,13 @@ from fedlsg.simulations.storage.updates import payload_files, read_frame, round_
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 
-FPR = 0.01
-"""Rate of false alarms at which the rate of recognised members of one batch is reported."""
 ROUNDING = 1e-9
 """Relative rounding error of a noise multiplier that was written to the ledger and read again."""
-TWO_QUESTIONS = (
-    "Two questions about membership have two numbers. One batch: who has an example, and knows "
-    "that it was in this one batch or nowhere, is right at the rate that is reported for one "
-    "update. "
-    "The whole run: nobody knows which batch an example may be in, because batches are drawn in "
-    "secret; epsilon bounds this, and fedlsg attack --membership measures it. The first is the "
-    "larger one where batches are small."
-)
-"""The note on the pages of both questions."""
 RECORD = (
     "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
     "with the same settings and attacks that"
 )
 """How to get recorded updates, for messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A run whose updates were recorded.
-
-    path: its directory.
-    epsilon: of the whole run whose noise a short run has; its own rounds cost less. None if there
-        is no such run, or if its epsilon is not known.
-    """
-
-    path: str
-    epsilon: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +49,7 @@ class Record:
     run: its directory.
     base: settings, data, model and mechanism of the run.
     payloads: files by round and client.
-    whole_epsilon: as ``Recorded.epsilon``.
+    whole_epsilon: as ``recording.Recorded.epsilon``.
     """
 
     run: RunDir
@@ -123,7 +97,7 @@ class Record:
         if not clients:
             raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
         model = self.model_of(round)
-        plan = self.plan(round, clients[0], model)
+        plan = self.plan(round, clients[0], model)  # in a sum all clients have the same noise
         assert plan.release is not None
         values = read_array(sum_file(self.run.path, round), f"the sum of round {round}").float()
         return self._observed(
@@ -159,10 +133,13 @@ class Record:
         return self.base.workload.before_features
 
     def reading_inputs(self, model: nn.Module) -> nn.Module:
-        """The model as a function of ``workload``: a head on public features gets the encoder."""
+        """The model as a function of ``workload``: a head on public features gets the encoder.
+
+        This changes ``model``.
+        """
         encode = self.base.workload.encode
         if encode is not None:
-            model.register_forward_pre_hook(lambda _, images: (encode(images[0]),))
+            model.register_forward_pre_hook(lambda _, args: (encode(args[0]),))
         return model
 
     def _answered(self, round: int) -> tuple[int, ...]:
@@ -205,7 +182,12 @@ class Record:
         """The public model at the start of ``round``. Raises ValueError for a damaged file."""
         path = round_folder(self.run.path, round) / "weights.npy"
         model = self.base.initial.model()
-        read_array(path, f"the weights of round {round}", partial(load_weights, model))
+        what = f"the weights of round {round}"
+        weights = read_array(path, what)
+        try:
+            load_weights(model, weights)
+        except (ValueError, TypeError) as error:
+            raise damaged(path, what, error) from None
         return model
 
     @cached_property  # a record is written once
@@ -272,19 +254,17 @@ class Record:
         return ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
 
 
-def read_array(
-    path: Path, what: str, use: Callable[[Tensor], object] = lambda array: None
-) -> Tensor:
-    """An array of a record, after ``use`` has accepted it.
-
-    Raises ValueError with the file name for a damaged file.
-    """
+def read_array(path: Path, what: str) -> Tensor:
+    """An array of a record. Raises ValueError with the file name for a damaged file."""
     try:
-        array = torch.from_numpy(load_array(path))
-        use(array)
+        return torch.from_numpy(load_array(path))
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise ValueError(f"{path}: cannot read {what}: {error}") from None
-    return array
+        raise damaged(path, what, error) from None
+
+
+def damaged(path: Path, what: str, error: Exception) -> ValueError:
+    """The error for a file that cannot be read."""
+    return ValueError(f"{path}: cannot read {what}: {error}")
 
 
 def summed(observations: list[Observation]) -> Observation:
@@ -322,55 +302,6 @@ def open_record(
     return record
 
 
-def check_replayed(base: Base) -> None:
-    """Raise ValueError for a run whose clients or data the attacks cannot replay.
-
-    Public features are refused if no gradient leads from them back to pixels.
-    """
-    if base.workload.features is not None and base.workload.encode is None:
-        normalised = "" if base.workload.normalised is None else " with normalise=public"
-        raise ValueError(
-            f"features={base.settings.features}{normalised}: the run trains a head on features, "
-            "and no gradient leads from these back to pixels or words, which the attacks rebuild: "
-            "attack a run on features=patches or without features, or use --membership"
-        )
-    if base.rows.augment is not None:
-        raise ValueError(
-            "attacks replay a client without augmentation: record a run with -c augment=none"
-        )
-    if base.uplink.keeps_memory:
-        raise ValueError(
-            f"attacks replay a client without memory, but {base.method.name!r} with codec "
-            f"{base.settings.codec!r} sends what earlier rounds left out: attack method sgd with "
-            "another codec, which hides nothing either"
-        )
-
-
-def refuse_unseen(trust: str, threat: ThreatModel) -> None:
-    """Raise ValueError if the adversary would see single payloads that nobody sees."""
-    if trust != "client" and threat.view == "client":
-        unseen = "is assumed to see a single payload" if trust == "aggregate" else "can unmask one"
-        raise ValueError(
-            f"this run has trust={trust}: one payload has too small a share of the noise, "
-            f"and nobody {unseen}; attack the sum with --view aggregate"
-        )
-
-
-def refuse_client_unit(settings: Settings) -> None:
-    """Raise ValueError for a run whose unit of privacy is a client, or a person."""
-    unit = unit_named(settings.unit)
-    if unit.persons:
-        raise ValueError(
-            f"this run has unit={unit.name}: each {unit.name} is clipped whole, and these attacks "
-            "replay batches of examples; fedlsg attack --membership attacks persons"
-        )
-    if unit.whole:
-        raise ValueError(
-            "this run has unit=client: its payloads are whole updates, and these attacks replay "
-            "batches of examples; fedlsg attack --membership attacks clients"
-        )
-
-
 def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     """The record of any run, with its data and its model; no payload is read yet."""
     refuse_own_noise(run)
@@ -388,76 +319,8 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
 def device_for(run: RunDir, settings: Settings) -> Device:
     """The device that rebuilds the frames of a run bit by bit: the CPU if its server used it.
 
-    An unfinished run has no summary that names the device: its setting counts.
+    Else "auto": without the GPU of the run, frames may differ, which ``observation`` reports. An
+    unfinished run has no summary that names the device: its setting counts.
     """
     used = run.read_summary()["device"] if run.summary.exists() else settings.device
     return "cpu" if used == "cpu" else "auto"
-
-
-def sigma_of(observation: Observation) -> float:
-    """Noise over the sensitivity of an observed update; over the clip norm without a clip.
-
-    0 without noise.
-    """
-    if not observation.mechanism.clips:
-        return observation.noise_std / observation.mechanism.clip_norm
-    return observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
-
-
-def privacy_facts(
-    record: Record, observation: Observation, membership: float | None
-) -> dict[str, str]:
-    """Facts for people, by name: run, model, sigma, epsilon, rate of membership in one batch."""
-    settings, steps = record.base.settings, observation.local.steps
-    features = "" if settings.features is None else f" by features={settings.features}"
-    facts = {
-        "run": record.run.path.name,
-        "trains": f"{settings.model} on {settings.workload}{features}, {steps} local "
-        f"step{'' if steps == 1 else 's'}",
-    }
-    if observation.mechanism.private:
-        clients = len(observation.clients)
-        where = "per payload" if clients == 1 else f"of the sum of {clients} payloads"
-        facts["sigma"] = f"{sigma_of(observation):.3g} {where}"
-        facts["epsilon"] = epsilon_words(record)
-    else:
-        facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
-    if settings.reproducible:
-        facts["privacy"] = REPRODUCIBLE
-    if membership is not None:
-        facts["one batch"] = (
-            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be "
-            f"either in this batch or nowhere, at {100 * FPR:g} % false alarms (closed form). "
-            "Epsilon counts that nobody knows who is in which batch"
-        )
-    return facts
-
-
-def epsilon_words(record: Record) -> str:
-    """The epsilon of the recorded rounds in words, and that of the whole run with this noise.
-
-    Rounds whose noise anybody can repeat have no epsilon.
-    """
-    settings, whole = record.base.settings, record.whole_epsilon
-    at_delta = f"at delta {settings.delta:g}, of the"
-    if settings.reproducible:
-        of_rounds = "none of the recorded rounds, whose noise anybody can repeat"
-    else:
-        of_rounds = f"{epsilon_of(record)} {at_delta} recorded rounds"
-    if whole is None:
-        return of_rounds
-    return f"{whole:.3g} {at_delta} whole run that has this noise; {of_rounds}"
-
-
-def epsilon_of(record: Record) -> str:
-    """The largest epsilon of a client, from the summary or, without one, from the ledger."""
-    try:
-        value = bounded.read_json(record.run.summary)["epsilon_max"]
-        return value if isinstance(value, str) else f"{value:.3f}"
-    except FileNotFoundError:
-        charges, delta = record.run.charges, record.base.settings.delta
-        epsilons = [charges.of(client).epsilon(delta) for client in charges.clients()]
-        largest = max(value if isinstance(value, float) else value.upper for value in epsilons)
-        return f"{largest:.3f}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown (the run has no summary that can be read)"

@@ -7,7 +7,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from fedlsg import strategies
 from fedlsg.config.mechanisms import is_silent
 from fedlsg.config.partitions import SCHEMES
-from fedlsg.simulations.attacks.observations import Recorded, check_replayed, refuse_client_unit
+from fedlsg.simulations.attacks.replayable import check_replayed, refuse_client_unit
 from fedlsg.simulations.compare.grid.cells import dropped_lines, lacks
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.base.disclosure import is_covered
@@ -75,6 +75,19 @@ FEWEST_ROUNDS = 4
 """Rounds of a short run at least."""
 ONE_EXAMPLE = math.exp(-1)
 """Share of Poisson batches with an expected size of 1 that hold exactly one example."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A run whose updates were recorded.
+
+    path: its directory.
+    epsilon: of the whole run whose noise a short run has; its own rounds cost less. None if there
+        is no such run, or if its epsilon is not known.
+    """
+
+    path: str
+    epsilon: float | None = None
 
 
 def record_all(

@@ -22,7 +22,8 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.recognition import Verdict
 from fedlsg.config.choices import choose
 from fedlsg.randomness import public_generator
-from fedlsg.simulations.attacks.observations import FPR, Record
+from fedlsg.simulations.attacks.observations import Record
+from fedlsg.simulations.attacks.privacy_facts import FPR
 from fedlsg.simulations.report.pages.page import Gallery, TokenLines, Versions
 from fedlsg.simulations.report.terminals.progress import Tick
 from fedlsg.simulations.storage.atomic_files import load_array

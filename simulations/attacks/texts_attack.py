@@ -16,7 +16,8 @@ from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.tokens import TextPrior, span_test
 from fedlsg.simulations.attacks.findings import NO_ATTACK, VERDICTS, shown_name
-from fedlsg.simulations.attacks.observations import Record, sigma_of
+from fedlsg.simulations.attacks.observations import Record
+from fedlsg.simulations.attacks.privacy_facts import sigma_of
 from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
 from fedlsg.simulations.attacks.texts_known import known_texts
 from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, score_texts

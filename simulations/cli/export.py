@@ -114,7 +114,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
             if said:
                 write_transformers(temporary, final, settings)
             else:
-                write_model(temporary, final.tensors, final.facts, about=ABOUT_FILE)
+                write_model(temporary, final.tensors, final.facts, facts_file=ABOUT_FILE)
                 if loader := loader_of(final.facts):
                     write_atomically(temporary / LOADER_FILE, loader.encode())
             temporary.rename(folder)

@@ -30,7 +30,7 @@ from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code
 from fedlsg.simulations.planning.faults.model_faults import count_blocks
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.rule_checker import refuse_client_level
+from fedlsg.simulations.settings.rule_checker import refuse_other_units
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.results import refuse_own_noise
@@ -210,7 +210,7 @@ def _subject(
     clients: bool,
 ) -> Subject:
     if not clients:
-        refuse_client_level(settings, "inspection")
+        refuse_other_units(settings, "inspection")
     base = prepare(settings, progress=progress)
     if run is not None:
         check_own_code(base, RunDir(run))

@@ -56,11 +56,11 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "trace": "availability as a trace ({availability})",
     }
 )
-"""Words for facts other than settings, in messages. Rules may name only these and settings;
-``facts_of`` gives their values in a run."""
+"""Words for facts other than settings, in messages. Rules may name only these, settings and
+``codec_lists``; ``facts_of`` gives their values in a run."""
 
 SHARE = 0.5
-"""An example of a client's share of the noise, below 1, for methods in sums."""
+"""An example of a client's share of the noise, below 1, as methods have it in sums."""
 OWN_NOISE = (
     "every client of a sum gets the next weights and knows its own noise, so with colluders=0 "
     "epsilon would be too small against each of them: leave colluders out, or give 1 or more (a "
@@ -161,7 +161,11 @@ def method_facts(s: Settings, method: Method) -> Facts:
 
 
 def check_given(s: Settings, *, deployed: bool = False) -> None:
-    """Raise ValueError for settings that are incompatible for any data; nothing is loaded yet."""
+    """Raise ValueError for settings that are incompatible for any data; nothing is loaded yet.
+
+    The method does not exist yet, so the three facts of its mechanism follow from the kind. An
+    unknown kind is refused when the method is built.
+    """
     default = DP.name if s.method == AUTO else strategies.default_mechanism(s.method)
     kind = s.parameters.get("mechanism") or default
     known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": not is_silent(kind)}
@@ -260,8 +264,8 @@ def _raise_or(least: int, most: int, else_do: str) -> str:
     return f"give -c min_survivors={least} or more, at most {most}" if least <= most else else_do
 
 
-def refuse_client_level(s: Settings, what: str) -> None:
-    """Raise ValueError for client-level settings; ``what`` is made for single examples."""
+def refuse_other_units(s: Settings, what: str) -> None:
+    """Raise ValueError for a unit other than one example; ``what`` works on single examples."""
     if not unit_named(s.unit).single:
         raise ValueError(
             f"{what} works on single examples: it needs unit=example, got unit={s.unit}"
@@ -302,7 +306,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
         method = strategies.recipe(settings.method, **parameters)
     except ValueError:
         return None
-    # a comparison leaves these out for methods without noise
+    # a comparison gives these only to methods with noise: they alone must not refuse a method
     settings = replace(
         settings, epsilon=None, client_epsilons=None, client_deltas=None, noise_multiplier=None
     )
@@ -321,6 +325,7 @@ def left_out(refused: Mapping[str, str]) -> list[str]:
 
     ``refused``: reasons by the name of a method.
     """
+    # reasons that differ by the method's name alone share a line, with the first method's reason
     groups: dict[str, list[str]] = {}
     for name, reason in refused.items():
         groups.setdefault(reason.replace(repr(name), "METHOD"), []).append(name)

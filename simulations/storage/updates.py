@@ -22,7 +22,8 @@ model.safetensors and config.json have the model that the run trained:
 downlink/ has the steps of a sparse downlink and the carriers of probes, one file each
 (``StepFiles``). The server writes and reads them. The simulated clients of one process read a step
 there if it was sent to another of them, or the run was resumed; a Ray worker gets it from the
-driver. Nothing is saved by that: each client's message has the step, and its bytes are counted.
+driver. This only avoids copies in memory: each client's message has the step, and its bytes are
+counted in full.
 """
 
 import hashlib
@@ -214,7 +215,11 @@ def read_frame(folder: Path) -> tuple[Frame, Record]:
 
 
 def _parameters(frame: Frame) -> list[Record]:
-    """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
+    """Name, shape, form and weight in the clip of every trainable parameter, in model order.
+
+    All blocks of a parameter have its weight, but a "rest" (``_blocks``). Of a frame with
+    ``sent`` they are the dense blocks; the blocks on the wire, factors, have weight 1 (``_frame``).
+    """
     weights = {block.parameter: block.weight for block in frame.blocks if block.part != "rest"}
     forms = {
         c.name: c.form.name if frame.sent is None else "factors"
@@ -234,7 +239,7 @@ def _parameters(frame: Frame) -> list[Record]:
 
 def _blocks(blocks: Sequence[Block]) -> list[Record]:
     """Parameter, part, shape and place of every block, in the order of the flat vector."""
-    offsets = itertools.accumulate((block.size for block in blocks), initial=0)
+    offsets = itertools.accumulate((block.size for block in blocks), initial=0)  # and the end
     return [
         {
             "parameter": b.parameter,
@@ -314,23 +319,27 @@ DIGEST = "model_sha256"
 
 
 def write_model(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, about: str = FACTS
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    *,
+    facts_file: str = FACTS,
 ) -> None:
     """Write model.safetensors, then the facts with its digest; each atomically and durably.
 
-    Tied parameters are written under each of their names. ``about``: name of the file of facts.
+    Tied parameters are written under each of their names. ``facts_file``: its name.
     """
     from safetensors.torch import save
 
     content = save(_apart(tensors), metadata={"format": "pt"})
     write_atomically(folder / WEIGHTS, content)
     write_atomically(
-        folder / about, seal({**facts, DIGEST: hashlib.sha256(content).hexdigest()}, indent=2)
+        folder / facts_file, seal({**facts, DIGEST: hashlib.sha256(content).hexdigest()}, indent=2)
     )
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], Record]:
-    """What ``write_model`` wrote: tensors on the CPU, and facts.
+    """What ``write_model`` wrote with the default ``facts_file``: tensors on the CPU, and facts.
 
     Raises FileNotFoundError; DamagedError.
     """

@@ -127,7 +127,7 @@ def check_synthetic(
     made-up ones, or, at ``checked``, only on equal ones.
     """
     try:
-        differ = check_rows(model, loss, made_up(inputs, targets), level)
+        differ = check_mixing(model, loss, made_up(inputs, targets), level)
     except Exception as error:
         if (
             isinstance(error, UnsupportedLayerError) and error.__cause__ is None
@@ -157,14 +157,14 @@ def check_example(
     Raises UnsupportedLayerError for a model that mixes examples, ValueError for equal rows, which
     cannot show it.
     """
-    if not check_rows(model, loss, (inputs, targets), level):
+    if not check_mixing(model, loss, (inputs, targets), level):
         raise ValueError(
             "expected rows in example=(inputs, targets) that differ from each other: equal ones "
             "hide mixing"
         )
 
 
-def check_rows(
+def check_mixing(
     model: nn.Module, loss: LossFunction, rows: tuple[Batch, Batch], level: Isolation
 ) -> bool:
     """Run ``check_model`` on rows, and on plain ones of their form.

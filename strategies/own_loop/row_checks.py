@@ -7,7 +7,7 @@
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -33,6 +33,8 @@ MAX_OUTPUT_NUMBERS = 2**20
 """Numbers of outputs in one call of a loss at most, if outputs are repeated for more targets."""
 ROWS_AT_ONCE = 2**16
 """Rows that are searched for NaN in one call."""
+OTHER_ROWS = 16
+"""Evenly spaced rows that show whether the loss takes any target at all."""
 MAX_COLUMNS = 64
 """With so many columns of integers at most, the extremes of each column are tried."""
 FIX = "fill them in, or leave the rows out"
@@ -81,7 +83,7 @@ def _column_words(place: list[int]) -> str:
     return f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}"
 
 
-def check_targets(
+def check_loss_takes(
     loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False
 ) -> bool:
     """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite.
@@ -92,46 +94,62 @@ def check_targets(
 
     run: the model's outputs of rows by number, on the CPU, where a wrong class is an error; on a
         GPU it would end all work on the device.
-    known: whether the loss has taken other targets. If not, and if it takes none of these, the
-        cause is not a row, and nothing is raised.
+    known: whether the loss has taken other targets. If not, and if it takes none of ``OTHER_ROWS``
+        targets either, the cause is not a row, and nothing is raised.
     """
-    loss, count = on_cpu(loss), len(next(iter(fields_of(targets).values())))
+    loss, count = on_cpu(loss), _count(targets)
     size = min(ROWS_OF_LOSS, count)
     try:
         outputs = run(torch.arange(size))
     except Exception:
         return known  # the model fails, not a target: the next run of the model says why
+    for row, failure in _failures(loss, run, outputs, targets, size):
+        if failure is None:
+            known = True
+            continue
+        others = spaced(count, OTHER_ROWS).tolist()
+        if not known and all(_failure_of_row(loss, run, targets, other) for other in others):
+            return False
+        raise ValueError(
+            class_fault(loss, run(torch.tensor([row])), targets, what, row)
+            or f"the loss cannot take the target of {what} row {row}, "
+            f"{_target_words(targets, row)}: {failure}"
+        )
+    return known
+
+
+def _failures(
+    loss: LossFunction, run: Run, outputs: Any, targets: Batch, size: int
+) -> Iterator[tuple[int, str | None]]:
+    """Give the loss all targets, in large groups, then small ones, then single rows.
+
+    Yields the first row and None for a group that the loss takes; each row of a small group that
+    it does not take, with the failure, or None.
+
+    outputs: of the first ``size`` rows.
+    """
+    count = _count(targets)
     many, block = _repeated(outputs, size, count)
     for first in range(0, count, block):
         if _failure(loss, many, targets, _group(first, block, count)) is None:
-            known = True
+            yield first, None
             continue
         for start in range(first, min(first + block, count), size):
             rows = _group(start, size, count)
             if _failure(loss, outputs, targets, rows) is None:
-                known = True
+                yield start, None
                 continue
             for row in rows.unique().tolist():
-                failure = _failure_of_row(loss, run, targets, row)
-                if failure is None:
-                    known = True
-                    continue
-                others = spaced(count).tolist()
-                if not known and all(
-                    _failure_of_row(loss, run, targets, other) for other in others
-                ):
-                    return False
-                raise ValueError(
-                    class_fault(loss, run(torch.tensor([row])), targets, what, row)
-                    or f"the loss cannot take the target of {what} row {row}, "
-                    f"{_target_words(targets, row)}: {failure}"
-                )
-    return known
+                yield row, _failure_of_row(loss, run, targets, row)
+
+
+def _count(part: Batch) -> int:
+    return len(next(iter(fields_of(part).values())))
 
 
 def _failure_of_row(loss: LossFunction, run: Run, targets: Batch, row: int) -> str | None:
-    alone = torch.tensor([row])
-    return _failure(loss, run(alone), targets, alone)
+    rows = torch.tensor([row])
+    return _failure(loss, run(rows), targets, rows)
 
 
 def class_fault(
@@ -167,7 +185,9 @@ def _group(start: int, size: int, count: int) -> Tensor:
 
 
 def _repeated(outputs: Any, size: int, count: int) -> tuple[Any, int]:
-    """The outputs of ``size`` rows for as many targets as ``NUMBERS`` allows, and that number."""
+    """The outputs of ``size`` rows, repeated for as many targets as ``MAX_OUTPUT_NUMBERS`` allows,
+    and that number.
+    """
     if not isinstance(outputs, Tensor) or not outputs.numel():
         return outputs, size
     times = max(1, min(MAX_OUTPUT_NUMBERS // outputs.numel(), -(-count // size)))
@@ -234,10 +254,11 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
             values = columns[row]
             least, most = int(values.min()), int(values.max())
             words_of_row[row] = f"inputs{f' {name}' if name else ''} from {least} to {most}"
+    if not words_of_row:
+        return
     with suppress(Exception):
-        if words_of_row:
-            run(torch.tensor(sorted(words_of_row)))
-            return
+        run(torch.tensor(sorted(words_of_row)))
+        return
     for row, words in sorted(words_of_row.items()):
         try:
             run(torch.tensor([row]))
@@ -258,7 +279,9 @@ def _rows(part: Batch, rows: Tensor) -> Any:
 
 
 @torch.no_grad()
-def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+def check_before_charge(
+    model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch
+) -> None:
     """Raise ValueError, naming the row, for examples on which a step would fail after its charge.
 
     If the model fails on made-up rows, nothing is raised: the rehearsal of the first step says why.
@@ -274,13 +297,10 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
     with alone(), restored(model, loss), own_draws("cpu"):
         cpu_model = model if is_on_cpu else deepcopy(model).cpu()
         first = _rows(inputs, torch.arange(1)), _rows(targets, torch.arange(1))
-        outputs = made_up_targets = None
-        for make in (partial(made_up, *first), partial(accepted, cpu_model, loss, *first)):
-            with suppress(Exception):
-                if outputs is None and (batch := make()) is not None:
-                    outputs, made_up_targets = model_outputs(cpu_model, batch[0]), batch[1]
-        if outputs is None:
+        trial = _made_up_outputs(cpu_model, loss, first)
+        if trial is None:
             return
+        outputs, made_up_targets = trial
         known = False
         with suppress(Exception):
             known = bool(on_cpu(loss)(outputs, made_up_targets).isfinite().all())
@@ -289,4 +309,19 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
             return model_outputs(cpu_model, _rows(inputs, rows))
 
         check_extremes(run, inputs, "training")
-        check_targets(loss, run, targets, "training", known=known)
+        check_loss_takes(loss, run, targets, "training", known=known)
+
+
+def _made_up_outputs(
+    model: nn.Module, loss: LossFunction, first: tuple[Batch, Batch]
+) -> tuple[Any, Any] | None:
+    """Outputs and targets of made-up rows on which the model runs; None if it runs on none.
+
+    first: a row of the data, for shapes and types.
+    """
+    for make in (partial(made_up, *first), partial(accepted, model, loss, *first)):
+        with suppress(Exception):
+            rows = make()
+            if rows is not None:
+                return model_outputs(model, rows[0]), rows[1]
+    return None

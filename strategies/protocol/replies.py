@@ -52,21 +52,19 @@ class Replies:
         The client of a reply is that of the message that it answers: Flower's own error for a lost
         node has no node.
         """
-        self._enter_messages(sent)
-        waiting = {message.metadata.message_id: (client, message) for client, message in sent}
+        waiting = self._enter_messages(sent)
         values: ByClient = {}
         for reply in replies:
-            name, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-            client, message = waiting.get(name, (-1, reply))
-            is_from_node = reply.has_error() or sender == message.metadata.dst_node_id
-            if client < 0 or not is_from_node:
+            sent_id, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+            client, node = waiting.get(sent_id, (None, None))
+            if client is None or not (reply.has_error() or sender == node):
                 log(
                     WARNING,
                     "unexpected reply from node %s ignored: no message to that node waits for it",
                     sender,
                 )
                 continue
-            del waiting[name]
+            del waiting[sent_id]
             received = self._read_one(client, reply)
             if received is not None:
                 values[client] = received
@@ -76,12 +74,20 @@ class Replies:
             log(WARNING, "round %d: client %d: %s", self.report.round, client, why)
         return values
 
-    def _enter_messages(self, sent: Sequence[tuple[int, Message]]) -> None:
-        """Count the messages, and enter every client but dropouts as one without a reply."""
+    def _enter_messages(self, sent: Sequence[tuple[int, Message]]) -> dict[str, tuple[int, int]]:
+        """Count the messages, and enter their clients as ones without a reply.
+
+        Returns client and node by message id. Dropouts are left out, but not at a stage: they
+        leave after the stages before training, and their later messages are not delivered.
+        """
+        waiting = {}
         for client, message in sent:
             self.report.count_down(client, message, stage=self.stage)
             if self.stage or client not in self.report.dropped:
                 self.report.rejected[client] = NO_REPLY
+                to = message.metadata
+                waiting[to.message_id] = client, to.dst_node_id
+        return waiting
 
     def _read_one(self, client: int, reply: Message) -> Any:
         """The value of ``accept`` for a reply; None if it is rejected. Its bytes are counted.
@@ -97,7 +103,8 @@ class Replies:
             del self.report.rejected[client]
         except Exception as error:  # whatever a client sends must not end the round
             self.report.rejected[client] = reason_of(error)
-            # query its identity, with its ledger, before it is charged for nothing again
+            # A forgotten node is queried again, ledger included: with the old copy the next round
+            # would charge it and be rejected, too.
             if isinstance(error, LedgerError):
                 self.roster.forget(client)
         if reply.has_error() and reply.error.code in NODE_GONE:

@@ -21,8 +21,9 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """The classifier, dense, under a random mask whose rate rises to ``sparsity``; 0 keeps
-    everything.
+    """The classifier, dense, under a random mask; ``sparsity=0`` keeps everything.
+
+    Under ``cooling`` the mask's rate rises to ``sparsity``.
     """
     mask = Mask(kind="uniform", sparsity=sparsity, cooling=cooling) if sparsity else Mask()
     return Method(

@@ -13,8 +13,8 @@ import fedlsg.user_code.objects
 from fedlsg.gradients import per_example_loss
 from fedlsg.strategies.own_loop.row_checks import (
     check_extremes,
+    check_loss_takes,
     check_numbers,
-    check_targets,
     not_finite,
 )
 from fedlsg.user_code.objects import restored
@@ -198,7 +198,7 @@ def test_a_class_that_the_outputs_have_not_is_named(loss, row, label):
     y[row] = label
     words = rf"cannot take the target of train row {row}, {label}: |\(row {row}: {label}\)"
     with pytest.raises(ValueError, match=words):
-        check_targets(per_example_loss(loss), run, y, "train")
+        check_loss_takes(per_example_loss(loss), run, y, "train")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_class_that_the_outputs_have_not_is_named(loss, row, label):
 )
 def test_numbers_of_classes_and_of_outputs_are_compared_in_words(targets, said):
     with pytest.raises(ValueError, match=f"^the model gives 3 outputs, .*{said}") as error:
-        check_targets(per_example_loss(nn.CrossEntropyLoss()), run, targets, "train")
+        check_loss_takes(per_example_loss(nn.CrossEntropyLoss()), run, targets, "train")
     assert "IndexError" not in str(error.value)
 
 
@@ -227,36 +227,36 @@ def test_a_million_targets_are_looked_at_in_few_calls_and_each_of_them(row):
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     if row is None:
-        assert check_targets(loss, lambda rows: run(rows % 200), y, "train")
+        assert check_loss_takes(loss, lambda rows: run(rows % 200), y, "train")
         assert len(calls) < 10
         assert (seen >= y.bincount()).all()
         return
     y[row] = 3
     with pytest.raises(ValueError, match=f"cannot take the target of train row {row}, 3: "):
-        check_targets(loss, lambda rows: run(rows % 200), y, "train")
+        check_loss_takes(loss, lambda rows: run(rows % 200), y, "train")
 
 
 def test_targets_that_are_ignored_pass():
     y = Y.clone()
     y[5] = -100
-    assert check_targets(per_example_loss(nn.CrossEntropyLoss()), run, y, "train")
+    assert check_loss_takes(per_example_loss(nn.CrossEntropyLoss()), run, y, "train")
     ignoring = lambda o, t: (o[:, 0] - t.nan_to_num()).square() * t.isfinite()  # noqa: E731
     numbers = torch.where(Y == 1, torch.nan, 1.0)
-    assert check_targets(ignoring, run, numbers, "train")
+    assert check_loss_takes(ignoring, run, numbers, "train")
 
 
 def test_a_target_that_gives_no_finite_loss_is_named():
     numbers = torch.ones(200, 3)
     numbers[77, 1] = float("nan")
     with pytest.raises(ValueError, match=r"train row 77, of shape \(3,\): the loss is nan"):
-        check_targets(per_example_loss(nn.MSELoss()), run, numbers, "train")
+        check_loss_takes(per_example_loss(nn.MSELoss()), run, numbers, "train")
 
 
 def test_a_loss_that_needs_the_outputs_of_its_own_row_is_judged_by_them():
     """Where outputs of another row give no finite loss, those of the row itself decide."""
     outputs = torch.eye(3)[Y]
     loss = lambda o, t: -o.gather(1, t[:, None]).squeeze(1).log()  # noqa: E731
-    assert check_targets(loss, lambda rows: outputs[rows], Y.flip(0).flip(0), "train")
+    assert check_loss_takes(loss, lambda rows: outputs[rows], Y.flip(0).flip(0), "train")
 
 
 @pytest.mark.parametrize("row", [0, 100, 199])

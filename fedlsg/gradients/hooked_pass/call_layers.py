@@ -72,13 +72,13 @@ class CallLayer:
     path: of the module in the model.
     module: the layer.
     kind: the function, and where the module has its examples.
-    slots: its blocks in the frame, by the parameter's name in the module.
+    slots_by_name: its blocks in the frame, by the parameter's name in the module.
     """
 
     path: str
     module: nn.Module
     kind: Kind
-    slots: Mapping[str, Slot]
+    slots_by_name: Mapping[str, Slot]
 
     @cached_property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -98,13 +98,13 @@ class CallLayer:
 
 def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
     """The layers of a model whose gradients are a function of one call (``ways.calls``)."""
-    slots_by_name = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
+    all_slots = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        slots_here = {name.removeprefix(f"{path}."): slots_by_name[name] for name in names}
-        yield CallLayer(path=path, module=module, kind=kind, slots=slots_here)
+        slots_here = {name.removeprefix(f"{path}."): all_slots[name] for name in names}
+        yield CallLayer(path=path, module=module, kind=kind, slots_by_name=slots_here)
 
 
 def arguments(
@@ -290,7 +290,7 @@ def set_blocks(
             layer.module,
             f"expected a dict of gradients by parameter, got {type(gradients)}",
         )
-    for name, slot in layer.slots.items():
+    for name, slot in layer.slots_by_name.items():
         value = gradients.get(name)
         shape = (step.batch, *slot.block.shape)
         if not isinstance(value, Tensor | RowGradients | ProductGradients):

@@ -5,7 +5,8 @@ the input. A hook in the autograd graph receives the gradient at the layer's out
 layer's blocks and frees the memory. A layer's own parameters are frozen during its call, so
 backward computes no weight gradient. If a parameter gets a gradient all the same, it was used
 elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
-Symbols: x a layer's input, g the gradient at its output.
+Symbols: x a layer's input, g the gradient at its output, axis where x has the examples: 0 for batch
+first, else as ``survey.Axis`` says. Shared values belong to no example (``uses``).
 """
 
 from collections import Counter
@@ -124,7 +125,8 @@ class Pass:
     """The state of one forward and backward pass.
 
     The gradients of several calls of a layer are added: the clip then sees one gradient of the
-    example.
+    example. ``per_example.run_pass`` and ``passes.run_isolated`` set the fields ``ways``,
+    ``parameters``, ``survey``, ``uses`` and ``storage``.
     batch: number of examples.
     values: the blocks of the frame; None for those of layers that were not reached.
     ghost: whether blocks may be ``GhostGradients``.
@@ -178,10 +180,11 @@ class Pass:
         if layer.is_norm:
             self.rematerialization.on_norm(module, args, kwargs, output)
         call = self.count(layer)
-        if self.shared and (shared := self.shared.pop(layer.path, None)) is not None:
+        if (shared := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, shared, output)
         x = args[0] if args else kwargs["input"]
         axis = self.survey.axis(*call)
+        # the common case in short: survey and shape agree on batch first; all others by axis_of
         if axis != 0 or not x.ndim or x.shape[0] != self.batch or not layer.formulas.batch_first(x):
             axis = axis_of(self, layer, x)
         y = own_memory(output)
@@ -261,15 +264,15 @@ class Pass:
         unfreeze(layer)
         if not torch.is_grad_enabled():
             return None
-        self.count(layer)
+        self.count(layer)  # numbers the call, and refuses one in backward
         if (shared := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, shared, output)
         inputs = arguments(layer, args, kwargs)
         if layer.kind is BUILT_IN[nn.Embedding]:
-            slot = layer.slots["weight"]
+            slot = layer.slots_by_name["weight"]
             axis = axis_of_read(self, slot.block.parameter, self.called[layer.path], inputs[0])
             if axis is None:
-                assert self.uses is not None
+                assert self.uses is not None  # a pass with call layers has it (``run_pass``)
                 assert isinstance(module, nn.Embedding)
                 return shared_rows(self.uses, module, slot, inputs[0], output)
             return watch_call(self, layer, inputs, output, axis)
@@ -289,7 +292,7 @@ class Pass:
 
         The pass is refused if the losses depend on the node and no gradients arrive.
         """
-        key = path, -1 - len(self.due)
+        key = path, -1 - len(self.due)  # unique: in forward ``due`` only grows
 
         def on_arrival(gradients: tuple[Tensor | None, ...]) -> None:
             del self.due[key]
@@ -349,9 +352,7 @@ class Pass:
             for slot in layer.slots:
                 self.add(slot.position, choose_block(self, layer, slot, memory, g))
 
-    def backward(
-        self, losses: Float[Tensor, " batch"], parameters: Checked
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, losses: Float[Tensor, " batch"]) -> tuple[Tensor | None, ...]:
         """Run backward from the sum of the losses to ``starts``.
 
         The sum gives each example the gradient of its own loss.
@@ -363,7 +364,7 @@ class Pass:
         if not losses.requires_grad:
             return ()
         sources = [] if self.uses is None else self.uses.sources
-        named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
+        named = [*self.parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
         # A sum, and not a gradient of ones for each loss: torch would import sympy for that, which
         # takes half a second in each process.

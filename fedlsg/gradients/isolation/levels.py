@@ -25,8 +25,8 @@ def resolve(
 
     The rule: ``checked`` for code of libraries, else the result of ``trial``. That runs a user's
     code on made-up or public rows: ``isolated`` where torch has a rule for it under ``vmap``, else
-    ``rows``. At both levels a model of libraries runs on the batch, and a user's own loss on the
-    outputs of one example.
+    ``rows``. What runs at each level for which code: the table of ``passes._at_level``.
+    Raises ValueError for an unknown level.
     """
     if wanted not in ("auto", *LEVELS):
         raise ValueError(f"expected isolation in {('auto', *LEVELS)}, got {wanted!r}")
@@ -41,8 +41,8 @@ def slow_word(level: Isolation, factor: float | None, option: str, reason: str =
 
     factor: None if it is not known.
     option: how the caller of fedlsg gives the level ``checked``.
-    reason: why the level is ``rows``.
-    At ``rows`` there is always a message, else only above ``SLOW_FACTOR``.
+    reason: why the level was taken, the end of the message.
+    At ``rows``, or with a reason, there is always a message, else only above ``SLOW_FACTOR``.
     """
     reasons = ["one pass for each example"] if level == "rows" else []
     if factor is not None and factor > SLOW_FACTOR:

@@ -265,7 +265,7 @@ def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
         assert not step.starts  # so that the gradients of copies come first
         step.starts += copies.values()
         losses = vmapped.isolated_losses(given, places, copies, own_loss=of_users)
-        gradients = step.backward(losses, given.parameters)
+        gradients = step.backward(losses)
     coordinates = {c.name: c for c in given.frame.coordinates}
     for name, gradient in zip(copies, gradients, strict=False):
         if gradient is not None:

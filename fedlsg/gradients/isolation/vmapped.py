@@ -90,7 +90,7 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
 
 def slots_of(layer: Layer | CallLayer) -> Sequence[Any]:
     """The blocks of a layer."""
-    return layer.slots if isinstance(layer, Layer) else list(layer.slots.values())
+    return layer.slots if isinstance(layer, Layer) else list(layer.slots_by_name.values())
 
 
 def _on_batch(
@@ -174,7 +174,7 @@ def copied_places(prepared: Prepared) -> dict[str, list[Place]]:
     places = {name: list(of_name) for name, of_name in prepared.ways.uses.items()}
     for call in prepared.calls:
         if type(call.module) not in CALLS:
-            for inner, slot in call.slots.items():
+            for inner, slot in call.slots_by_name.items():
                 path, _, attribute = inner.rpartition(".")
                 places[slot.block.parameter] = [(call.module.get_submodule(path), attribute)]
     return places

@@ -36,7 +36,7 @@ from fedlsg.simulations.attacks.membership.membership_findings import (
 )
 from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_on_run
 from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_all
-from fedlsg.simulations.attacks.observations import TWO_QUESTIONS
+from fedlsg.simulations.attacks.privacy_facts import TWO_QUESTIONS
 from fedlsg.simulations.attacks.question import KEY, Question, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.planning.earlier_runs.continuity import check_own_code

@@ -69,7 +69,7 @@ from fedlsg.simulations.report.terminals.terminal import (
     print_whole,
 )
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level
+from fedlsg.simulations.settings.rule_checker import left_out, refuse_other_units
 from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.lock import exclusive
@@ -156,7 +156,7 @@ def _with_rows(given: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     Raises ValueError for units whose choosing costs are not stated.
     """
     settings = from_mapping(given)
-    refuse_client_level(settings, "a search, which states what choosing costs,")
+    refuse_other_units(settings, "a search, which states what choosing costs,")
     return {**({} if rows.private else as_many_rows(settings)), **given}
 
 

@@ -22,8 +22,8 @@ from fedlsg.strategies.own_loop.row_checks import (
     FIX,
     Run,
     check_extremes,
+    check_loss_takes,
     check_numbers,
-    check_targets,
     model_outputs,
     not_finite,
 )
@@ -61,7 +61,7 @@ def check_rows(base: Base) -> None:
             if not _takes_first_row(run, split):
                 return
             _check_integers(run, split, name)
-            known_targets = check_targets(loss, run, split.labels, name, known=known_targets)
+            known_targets = check_loss_takes(loss, run, split.labels, name, known=known_targets)
 
 
 def check_split(split: Split, what: str) -> None:

@@ -22,7 +22,8 @@ from fedlsg.simulations.attacks.before_after import (
     updates_in,
 )
 from fedlsg.simulations.attacks.findings import VERDICTS, read_each
-from fedlsg.simulations.attacks.observations import open_record, privacy_facts
+from fedlsg.simulations.attacks.observations import open_record
+from fedlsg.simulations.attacks.privacy_facts import privacy_facts
 from fedlsg.simulations.attacks.recording import (
     find_or_record,
     record_like,
