@@ -4,8 +4,8 @@ The privacy claim rests on this order. The charges of all clients of a delivery 
 ledger, on disk, with one record and one sync, before any of them is asked. Each client gets its
 entry with its message, and can draw once for it. When its reply is back, its payload is stored. The
 charge of a client that reports that it drew nothing, or that was never asked, becomes void. Clients
-that are lost with a worker, late, or interrupted stay charged. If the server adds the noise, nothing
-is charged here: only its own ledger is (``takes_part_in_secret``).
+that are lost with a worker, late, or interrupted stay charged. If the server adds the noise, only
+its own ledger is charged, and none here (``takes_part_in_secret``).
 """
 
 import hashlib
