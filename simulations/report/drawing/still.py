@@ -71,7 +71,7 @@ class Scale:
 
     def takes(self, value: float | None) -> TypeGuard[float]:
         """Whether the number can be drawn on the axis."""
-        return takes(self.axis, value)
+        return takes(value, self.axis)
 
     def at(self, value: float) -> float:
         """The place of a number, in CSS pixels."""
@@ -121,7 +121,7 @@ class Scale:
         return [place for place in places if self.low <= place <= self.high * (1 + ROUNDING_SHARE)]
 
 
-def takes(axis: Axis, value: float | None) -> TypeGuard[float]:
+def takes(value: float | None, axis: Axis) -> TypeGuard[float]:
     """Whether the number can be drawn on an axis of any length."""
     return is_number(value) and (value >= MIN_LOG_NUMBER or not axis.log)
 
@@ -138,7 +138,7 @@ def scale(
 
     A linear axis ends exactly at a number that is in ``ends``; each at the axis' own ends.
     """
-    drawn = [value for value in values if takes(axis, value)]
+    drawn = [value for value in values if takes(value, axis)]
     if not drawn:
         drawn = [1.0, 10.0] if axis.log else [0.0, 1.0]
     low, high = min(drawn), max(drawn)
