@@ -20,8 +20,8 @@ import fedlsg
 from fedlsg import user_code
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy.data_record import SpentTogetherWarning
-from fedlsg.simulations.models.small import digits_mlp
 from fedlsg.simulations import workloads
+from fedlsg.simulations.models.small import digits_mlp
 from fedlsg.simulations.report.page_of_run.run_page import write_run_page
 from fedlsg.simulations.run import on_record
 from fedlsg.simulations.storage.run_directory import RunDir
