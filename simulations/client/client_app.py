@@ -36,7 +36,7 @@ from fedlsg.simulations.settings.settings import Settings, code_in
 from fedlsg.simulations.settings.with_preset import from_run_config, unfolded
 from fedlsg.simulations.storage.atomic_files import cause_of
 from fedlsg.strategies.protocol.proofs import OtherCodeError, check_same_code
-from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.stages import asks_for_values
 from fedlsg.strategies.protocol.wire import (
     DISK_FULL,
     FAILED,
@@ -195,7 +195,7 @@ def _update(message: Message, context: Context, read: Read) -> RecordDict:
     if not is_simulated(context):
         return Deployed.of(context.node_config, read(message, context)).update(content, state)
     settings, partition = read_simulated(message, context, read)
-    if stage_of(content) not in (None, MASKED):
+    if not asks_for_values(stage_of(content)):
         payload = answer_stage(process(settings).base, partition, content, state)
     else:
         payload = answer(settings, partition, content, state, shared=True)

@@ -52,7 +52,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import ClientTerms
 from fedlsg.state.round_plan import takes_part
 from fedlsg.strategies.protocol.proofs import RECORD, news_record, read_held
-from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.stages import asks_for_values
 from fedlsg.strategies.protocol.wire import identity, read_round, stage_of, update
 
 
@@ -167,7 +167,7 @@ class Deployed:
         values has no lines.
         """
         partition = self.terms.partition
-        if stage_of(content) not in (None, MASKED):
+        if not asks_for_values(stage_of(content)):
             _, here = self._admit()
             return update(answer_stage(here.process.base, partition, content, state), partition)
         held = read_held(content)

@@ -4,7 +4,8 @@ The privacy claim rests on this order. The charges of all clients of a delivery 
 ledger, on disk, with one record and one sync, before any of them is asked. Each client gets its
 entry with its message, and can draw once for it. When its reply is back, its payload is stored. The
 charge of a client that reports that it drew nothing, or that was never asked, becomes void. Clients
-that are lost with a worker, late, or interrupted stay charged.
+that are lost with a worker, late, or interrupted stay charged. If the server adds the noise, only
+its own ledger is charged, and none here (``takes_part_in_secret``).
 """
 
 import hashlib
@@ -47,7 +48,7 @@ from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
 from fedlsg.strategies.protocol.downlink import read_reference
-from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.stages import asks_for_values
 from fedlsg.strategies.protocol.wire import (
     config_in,
     flat_bytes,
@@ -212,6 +213,7 @@ class Accounts:
             if asked is not None:
                 account, entry, request_id = asked
                 returned = read_returned(state)
+                # a payload that answers another message was drawn, too: charged, but not stored
                 if returned.charged or payload_in(received):
                     reply = self._store(account, entry, request_id, task.message, reply, returned)
                 else:
@@ -252,7 +254,7 @@ class Accounts:
         """The task for a client, with its charge, or its stored payload. Raises what refuses it."""
         assert self._round is not None
         secrets = self._secrets.get(message.metadata.dst_node_id)
-        if stage_of(message.content) not in (None, MASKED):
+        if not asks_for_values(stage_of(message.content)):
             return Task(message, RecordDict({} if secrets is None else {SECRETS: secrets}))
         base, announced = self._plan, read_round(message.content)
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
@@ -301,6 +303,7 @@ class Accounts:
             payload = payload_in(reply)
             if payload and returned.memory is not None:
                 box = FeedbackBox(self._run.own(client), client)
+                # returns this payload: the driver alone writes these boxes
                 box.store(request_id, payload, returned.memory, round=entry.round)
             elif payload and self._keeps:
                 self._stored.pop(client, None)  # in case that storing fails

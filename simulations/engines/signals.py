@@ -92,7 +92,10 @@ def _forget() -> None:
 
 
 def _interrupt(number: int, _: object) -> None:
-    """The handler of a command: raises for its first signal, and when ``_watch`` asks for it."""
+    """The handler of a command: raises for its first signal, and when ``_watch`` asks for it.
+
+    In a forked child, which is no command, it always raises.
+    """
     is_first = _command.number is None
     _note(number, None)
     if is_first or _command.raises or not _command.is_there:
@@ -108,6 +111,7 @@ def _note(number: int, _: object) -> None:
 def _watch(reader: int, numbers: frozenset[int]) -> None:
     """Wait for the first signal; raise it once more after half of the time; then give up.
 
+    The time is what ``allow`` has set before the signal.
     reader: a pipe with the number of each signal that any handler of Python gets.
     """
     number = 0
@@ -118,12 +122,12 @@ def _watch(reader: int, numbers: frozenset[int]) -> None:
     _command.raises = True
     signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes it, if it sleeps
     time.sleep(half)
-    _note(number, None)
+    _note(number, None)  # a main thread that is busy in C never ran the handler
     _give_up()
 
 
 def allow(seconds: float) -> None:
-    """Let an interrupted command take this long to end, or longer."""
+    """Let a command take this long to end, or longer, after a signal that is still to come."""
     _command.seconds = max(_command.seconds, seconds)
 
 
@@ -199,7 +203,11 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """Let no signal interrupt the block; a command that gets its first one ends with its status."""
+    """Let no signal raise in the block.
+
+    A command notes its first one: the command line ends it with that status after the block. In a
+    longer block than ``allow`` permits, ``_watch`` ends it.
+    """
     with _handlers(dict.fromkeys(ENDING, _note if _command.is_there else signal.SIG_IGN)):
         yield
 

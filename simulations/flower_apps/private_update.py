@@ -54,7 +54,7 @@ from fedlsg.simulations.flower_apps.whole_update import (
     to_cpu,
 )
 from fedlsg.simulations.storage.updates import save_whole
-from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.stages import asks_for_values
 from fedlsg.strategies.protocol.wire import NO_REASON, stage_of
 from fedlsg.training.client_level import clipped_update
 from fedlsg.training.client_round import AddNoise
@@ -154,7 +154,7 @@ def private_update(
             code.check()
         terms = read_terms(message.content)
         check_trust(terms, trust, colluders)
-        if stage_of(message.content) not in (None, MASKED):
+        if not asks_for_values(stage_of(message.content)):
             return answer(message, answer_stage(message.content, terms, context), {})
         here = round_of(model, message.content, terms)
         client, path = ledger_on(context, ledger_folder, "private_update")

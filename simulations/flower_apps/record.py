@@ -31,7 +31,7 @@ from fedlsg.state import Phase, RoundPlan
 from fedlsg.strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
-OF_ALL = (
+SHARED_SETTINGS = (
     "workload",
     "method",
     "mechanism",
@@ -41,15 +41,13 @@ OF_ALL = (
     "classifier-clip-weight",
     "sample-rate",
 )
-"""Settings that all steps of a folder must share: an attack reads them once. Each step has its own
-frame and charge.
-"""
+"""An attack reads them once for all steps of a folder. Each step has its own frame and charge."""
 
 
 def record(
     step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0
 ) -> None:
-    """Record each release of ``step`` in ``folder``, for ``fedlsg attack FOLDER``; in simulations.
+    """Record each release of ``step`` in ``folder``, for ``fedlsg attack FOLDER``.
 
         record(step, f"records/client-{k}", workload="my_app/task.py:workload", client=k)
 
@@ -59,37 +57,38 @@ def record(
     continued: each round of the app has a new ``PrivateStep``. Its epsilon includes pruning, which
     is not recorded as a step.
     Guarantee: training, noise and ledger are as without a record. ``updates-truth`` in the folder
-    names private rows: it is for the owner only, and no epsilon covers it.
-    Raises ValueError for a workload that is not the step's, a method with probes or of the user's
-    own, and a folder of steps of another method, clip norm or sample rate.
+    names private rows: it is for the owner only, no epsilon covers it, and it is for simulations.
+    Raises ValueError for a step with groups; a workload whose model or rows are not the step's, and
+    a ``client`` that its partition does not have; a method with probes; settings that a run refuses
+    (``resolve``, ``prepare``); and a folder of steps with other ``SHARED_SETTINGS``.
     """
     if step.num_persons != step.num_examples:
         raise ValueError(
             "a record is read by attacks on batches of examples, and this step has groups: leave "
-            "one of them out"
+            "groups= or the record out"
         )
     recording = Recording(
         folder,
         client,
         {
-            **{name: value for name, value in step.given.items() if value is not None},
+            **step.given,
             "method": step.method.name,
             "workload": workload_name(workload),
             "sample_rate": step.sample_rate,
             "rounds": step.steps,
             "seed": step.seed,
             "delta": step.delta,
-            "noise_multiplier": step.noise_multiplier or None,
+            "noise_multiplier": step.noise_multiplier or None,  # 0: its mechanism has no noise
         },
     )
     recording.check(step.model, step.num_examples)
 
     def note(plan: RoundPlan, rows: Positions, values: Tensor) -> None:
-        charge = plan.charge(step.num_examples)
+        entry_fields = plan.charge(step.num_examples)
         if plan.phase is Phase.PRUNING:
-            recording.charge(plan.round, charge)
+            recording.copy_entry(plan.round, entry_fields)
         else:
-            recording.keep(plan.frame, values, step.model, rows, charge, plan.noise_std)
+            recording.keep(plan.frame, values, step.model, rows, entry_fields, plan.noise_std)
 
     step.watch(note)
 
@@ -104,9 +103,12 @@ class Recording:
     """
 
     def __init__(self, folder: str | Path, client: int, settings: Mapping[str, Any]) -> None:
-        """Make or continue a folder; ``settings``: of the run by name, before they are resolved."""
-        permit_code(settings)
+        """Make or continue a folder.
+
+        ``settings``: of the run by name, before they are resolved; None is not given.
+        """
         given = {name: value for name, value in settings.items() if value is not None}
+        permit_code(given)
         self.base = prepare(
             resolve({**given, "engine": "local", "device": "cpu", "record_updates": True})
         )
@@ -132,7 +134,7 @@ class Recording:
     def _check_same(self) -> None:
         """Raise ValueError if the folder has steps with other settings."""
         before, now = as_config(self.run.read_config()), as_config(self.base.settings)
-        for name in OF_ALL:
+        for name in SHARED_SETTINGS:
             if before.get(name) != now.get(name):
                 raise ValueError(
                     f"{self.run.path} is a record of steps with {name}={before.get(name)}, these "
@@ -156,31 +158,37 @@ class Recording:
                 f"the app trains on {num_examples}: give the workload the partition of the app"
             )
 
-    def charge(self, round: int, charge: Mapping[str, Any]) -> None:
-        """Copy a ledger entry."""
+    def copy_entry(self, round: int, entry_fields: Mapping[str, Any]) -> None:
+        """Copy the step's ledger entry; its fields are those of ``RoundPlan.charge``."""
         ledger = Ledger(self.run.ledger(self.client), client=self.client)
         attempt = ledger.next_attempt(round)
-        ledger.charge(Entry(client=self.client, round=round, attempt=attempt, **charge))
+        ledger.charge(Entry(client=self.client, round=round, attempt=attempt, **entry_fields))
 
     def keep(
         self,
         frame: Frame,
         values: Tensor,
         model: nn.Module,
-        rows: Positions,
-        charge: Mapping[str, Any],
+        positions: Positions,
+        entry_fields: Mapping[str, Any],
         noise_std: float,
     ) -> None:
-        """Keep the next release: the payload last, so that an interrupted one is ignored."""
+        """Keep the next release: the payload last, so that an interrupted one is ignored.
+
+        values: of the payload, with noise.
+        positions: of its SECRET batch in the client's rows.
+        noise_std: of each value.
+        """
         round = max(payload_files(self.run.path), default=0) + 1
         wire = frame.wire
         sent = encode(values, frame)
-        self.charge(round, charge)
-        self.run.save_truth(round, self.client, self.rows[rows])
+        self.copy_entry(round, entry_fields)
+        self.run.save_truth(round, self.client, self.rows[positions])
         self.run.save_weights(
             round, torch.cat([p.detach().flatten().float() for p in trainable(model).values()])
         )
-        local = {"noise_std": noise_std, "expected_batch": self.base.local.expected_batch}
+        # the entries of a run, see ``frame_facts`` of ``server.recorder``
+        about_client = {"noise_std": noise_std, "expected_batch": self.base.local.expected_batch}
         write_frame(
             round_folder(self.run.path, round),
             frame,
@@ -193,7 +201,7 @@ class Recording:
                 "most": self.base.method.compression.most(wire.size),
                 "local_steps": 1,
                 "divisor": self.base.local.expected_batch,
-                "clients": {str(self.client): local},
+                "clients": {str(self.client): about_client},
             },
         )
         payload = pack(

@@ -217,7 +217,7 @@ def resume_command(
             if opens:
                 stack.enter_context(following(directory.path, console))
             if recorded:
-                writer = writer_of(plan, goes_on=True)
+                writer = writer_of(plan, ledger_goes_on=True)
                 stack.enter_context(on_record(plan, directory, writer, console))
             execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 

@@ -22,14 +22,13 @@ from fedlsg.privacy.known_weights import learn_weights
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
-from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of
+from fedlsg.simulations.planning.base.start_weights import rows_behind, starts_of, workload_of
 from fedlsg.simulations.planning.earlier_runs.warm_start import started_from
 from fedlsg.simulations.planning.earlier_runs.weights_of_run import weights_in
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.terminals.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.user_code import DATA
 
 HOW_TO_GO_ON = (
     "go on from the run that did, with start_from=RUN, or continue it with out=... and "
@@ -37,10 +36,10 @@ HOW_TO_GO_ON = (
 )
 
 
-def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
+def writer_of(plan: Plan, *, ledger_goes_on: bool = False) -> Writer:
     """The writer of the record of weights, after a check of the initial weights.
 
-    ``goes_on``: whether the run continues the ledger of the run that trained them.
+    ``ledger_goes_on``: whether the run continues the ledger of the run that trained them.
     Raises ValueError if the initial weights were trained by this user, in this process or an
     earlier one, and the ledger of that run does not go on. Weights are recognised by their digests.
     That check is left out where the plan has compared the rows behind the weights already: by names
@@ -48,8 +47,13 @@ def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
     """
     s = plan.settings
     model = plan.initial.model()
-    is_checked = goes_on or s.fresh_data or s.start_from is not None or _rows_have_names(plan)
-    writer = Writer(fresh_data=is_checked)
+    writer = Writer(
+        fresh_data=s.fresh_data
+        # not declared, but these too need no check by digests
+        or ledger_goes_on
+        or s.start_from is not None
+        or _rows_have_names(plan)
+    )
     learn_weights()
     writer.check(model, HOW_TO_GO_ON)
     writer.begin(trainable(model))
@@ -59,13 +63,13 @@ def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
 def _rows_have_names(plan: Plan) -> bool:
     """Whether names alone say which rows the run and the weights of its settings have seen.
 
-    Only names of built-in data do: a user may give several names to the same rows.
+    Only names of built-in data do: a user, or a package, may give the same rows several names.
     """
     rows_of_sources = [rows_behind(source) for source in starts_of(plan.settings).values()]
     if not rows_of_sources or not all(rows_of_sources):
         return False
-    names = {rows.removeprefix(DATA).partition(" ")[0] for rows in set().union(*rows_of_sources)}
-    return {plan.settings.workload, *names} <= {*workloads.names()}
+    names = map(workload_of, set().union(*rows_of_sources))
+    return {plan.settings.workload, *names} <= {*workloads.built_in()}
 
 
 @contextmanager
@@ -77,19 +81,19 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     places = rows_of(plan)
     start = started_from(plan)
     # the ledger of this run then has the charges of the earlier one, which must not count twice
-    goes_on = any(run.ledger == str(start) for run in runs_on(places))
+    counted_before = any(run.ledger == str(start) for run in runs_on(places))
     run = DataRun(
         ledger=str(directory.path.resolve()),
-        charged=partial(charged, directory, only_this_run=goes_on),
+        charged=partial(charged, directory, only_this_run=counted_before),
         delta=s.delta,
-        warns=plan.method.mechanism.private and not s.reproducible and not goes_on,
+        warns=plan.method.mechanism.private and not s.reproducible and not counted_before,
     )
     run.read(places)
     try:
         yield
     finally:
-        entries = charged(directory, only_this_run=goes_on)
-        run.charged = lambda: entries
+        entries = charged(directory, only_this_run=counted_before)
+        run.charged = lambda: entries  # the directory may be moved or deleted later
         for tensors in weights_in(directory, trainable(plan.initial.model())):
             writer.note(tensors)
     runs = runs_on(places)
@@ -101,7 +105,7 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
 
 
 def rows_of(plan: Plan) -> list[Place]:
-    """Where the private rows of a user's workload are; [] for built-in data, which are public."""
+    """Where the private rows of a run are; [] for public ones: built-in data, ``public_rows``."""
     s = plan.settings
     workload = workloads.own(s.workload)
     if workload is None or s.public_rows is not None:

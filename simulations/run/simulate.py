@@ -221,7 +221,7 @@ def _run(
             stack.enter_context(going_on(directory, console, again))
             plan = continued(directory, console, given, further=further, began=began)
             check_same_budgets(plan, given)
-            writer = writer_of(plan, goes_on=True)  # its ledger is that of its weights
+            writer = writer_of(plan, ledger_goes_on=True)
             by_name = named(plan.settings.callbacks)
         else:
             settings = from_root(resolve(given))

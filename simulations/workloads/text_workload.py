@@ -50,6 +50,12 @@ from fedlsg.simulations.workloads.rows.decode import (
 from fedlsg.simulations.workloads.rows.hub import HubSet, set_of_files
 from fedlsg.simulations.workloads.rows.shards import data_root
 
+DEFAULT_MODEL = "minilm"
+"""The model of texts, if none is named."""
+MAX_LENGTH = 128
+"""The most tokens of a text by default, as in the papers."""
+USED = ("train_layers", "encoder_dropout", "max_length", "test_split")
+"""Options that every text workload reads."""
 ROWS_AT_ONCE = 10_000
 """Texts that are tokenised at a time."""
 PADDED_LENGTHS = (
@@ -149,7 +155,7 @@ class Tokens:
         return {name: torch.from_numpy(array.astype(np.int64)) for name, array in padded.items()}
 
 
-def tokenise(
+def tokenise_split(
     split: str, texts: Texts, tokenizer: Any, *, max_length: int, progress: Progress
 ) -> dict[str, np.ndarray]:
     """The arrays of one split, ``{split}_ids``, ``_types``, ``_offsets`` and ``_labels``.
@@ -189,25 +195,17 @@ def tokenise(
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """16 hex digits that depend on how the tokenizer changes a text, and on nothing else.
+    """16 hex digits that depend on how the tokenizer changes a text; of one in Python, on its class
+    and vocabulary.
 
     Compute it before the first use: the tokenizer stores the truncation of its last use.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer written in Python: its vocabulary and its class
+    if backend is None:  # a tokenizer written in Python
         text = json.dumps([type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items())])
     else:
         text = backend.to_str()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-DEFAULT_MODEL = "minilm"
-"""The model of texts, if none is named."""
-MAX_LENGTH = 128
-"""The most tokens of a text by default, as in the papers."""
-
-USED = ("train_layers", "encoder_dropout", "max_length", "test_split")
-"""Options that every text workload reads."""
 
 
 def text_workload(
@@ -239,7 +237,7 @@ def text_workload(
     names = tests if request.public_only else ("train", *tests)
     parts = (
         FORMAT,
-        source.digest(columns.names),
+        source.digest(columns.names),  # and of its splits: without "train" if ``public_only``
         form.digest,
         form.max_length,
         columns.names,
@@ -259,7 +257,7 @@ def text_workload(
     arrays = load_or_build(
         cache_folder(request.cache_dir), f"{name}-{key}", build, progress=progress
     )
-    splits = {split: form.split(split, arrays) for split in names}
+    splits = {split: form.split_of(split, arrays) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(
         build_encoder,
@@ -308,12 +306,12 @@ class _Form:
         arrays: dict[str, np.ndarray] = {}
         for split, part in texts.items():
             check_text_labels(part.labels, num_classes, split=split, name=name)
-            arrays |= tokenise(
+            arrays |= tokenise_split(
                 split, part, self.tokenizer, max_length=self.max_length, progress=progress
             )
         return arrays
 
-    def split(self, split: str, arrays: Mapping[str, np.ndarray]) -> Split:
+    def split_of(self, split: str, arrays: Mapping[str, np.ndarray]) -> Split:
         """The split of cached arrays; its batches hold the inputs of the tokenizer's model."""
         reads_types = "token_type_ids" in self.tokenizer.model_input_names
         tokens = Tokens(
@@ -362,4 +360,4 @@ def _own_rows(
         return form.tokenise({"train": read_texts(parts, columns)}, num_classes, name, silent)
 
     key = digest_files(paths, salt=f"own {FORMAT} {form.digest} {form.max_length} {columns.names}")
-    return form.split("train", load_or_build(cache, f"own-{key}", build, progress=silent))
+    return form.split_of("train", load_or_build(cache, f"own-{key}", build, progress=silent))

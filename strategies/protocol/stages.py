@@ -22,6 +22,13 @@ MESSAGE = "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
+def asks_for_values(stage: str | None) -> bool:
+    """Whether a message of this ``stage_of`` asks a client to train; other stages only prepare or
+    unmask a sum.
+    """
+    return stage in (None, MASKED)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One message of the server. Other fields are as in ``Terms``.

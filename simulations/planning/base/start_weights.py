@@ -26,7 +26,7 @@ from fedlsg.simulations.settings.settings import Settings, callbacks_with, from_
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.features.encoders import BUILT_IN, written
-from fedlsg.simulations.workloads.public_data import forms, probe_source
+from fedlsg.simulations.workloads.public_data import NOT_DATA_SETS, forms, probe_source
 from fedlsg.user_code import DATA, shown
 
 WAYS = (
@@ -114,6 +114,13 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
 def row_name(workload: str, dataset: str | None) -> str:
     """The name of a workload's training rows in records."""
     return f"{DATA}{shown(workload)}" + (f" {dataset}" if dataset else "")
+
+
+def workload_of(name: str) -> str:
+    """The workload in a ``row_name``, which has a data set only for those of the hub."""
+    workload, _, dataset = name.removeprefix(DATA).partition(" ")
+    # a user's own workload may be called "digits of mine", which is not "digits"
+    return workload if not dataset or workload in NOT_DATA_SETS else name
 
 
 def from_root(settings: Settings) -> Settings:

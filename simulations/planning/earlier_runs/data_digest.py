@@ -28,8 +28,9 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
     """Keyed BLAKE2b over the stored inputs and labels of rows in their order; 64 hex digits.
 
-    Rows that drew random numbers count by their labels alone: a resumed run makes them again, with
-    other draws. ``ROWS_AT_ONCE`` rows are in memory at a time.
+    Inputs that are stored as files or other objects are taken as prepared for the model. Rows that
+    drew random numbers count by their labels alone: a resumed run makes them again, with other
+    draws. ``ROWS_AT_ONCE`` rows are in memory at a time.
 
     rows: None: all rows.
     key: at most 64 bytes. Without the key, nobody can compute the digest, or test a guess of a row.
@@ -41,21 +42,22 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     """
     indices = torch.arange(len(split)) if rows is None else rows
     split.order(indices)  # refuses rows that the split does not have
-    sha = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
         arrays = stored if is_known(stored) else split.prepare(stored)
         for name, array in () if split.drawn else arrays_of("inputs", arrays):
-            sha.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-            sha.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        sha.update(_label_bytes(split.labels[part]))
-    return sha.hexdigest()
+            hashed.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            hashed.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        hashed.update(_label_bytes(split.labels[part]))
+    return hashed.hexdigest()
 
 
 def digest_of_rows(base: Base, *, key: bytes = b"") -> str:
     """``data_digest`` of all training rows. It is as SECRET as the rows.
 
-    If persons are protected, it also covers the person and the client of each row.
+    If persons are protected, it also covers the person and the client of each row; of a deployed
+    client, whose rows are all its own, the person.
     """
     rows_digest = data_digest(base.workload.train, key=key)
     if base.person is None:

@@ -6,7 +6,7 @@ at the end of every run.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from typing import TypeGuard
@@ -28,22 +28,29 @@ WIDTH_ALONE, WIDTH_IN_ROW = 538, 403
 """CSS pixels of a chart alone on a page, as wide as a phone can show it, and of one in a row."""
 TEXT, LETTER, LINE = 12, 7.7, 15
 """CSS pixels of words: their size, and the room for a letter and for a line."""
-NAMES = 0.5
+NAMES_SHARE = 0.5
 """Names next to the axis take at most this share of a chart's width."""
 TICK, GAP, TOP, RIGHT = 4, 4, 8, 16
 """CSS pixels of ticks, between ticks and their names, above the axes, and on their right."""
+CAP = 3
+"""CSS pixels of half the line that ends an error bar."""
 AXIS_MARGIN = 0.05
 """Share of an axis beyond the data, at each end."""
-ACROSS, UP = 50, 32
+TICKS_ACROSS, TICKS_UP = 50, 32
 """The least CSS pixels between two ticks of an axis across, and up."""
 STEPS, WHOLE = (1, 2, 2.5, 5, 10), (1, 2, 5, 10)
 """First digits of the step between two ticks, in general and of whole numbers."""
 MIN_LOG_NUMBER = 1e-100
 """Smaller numbers are not drawn on a logarithmic axis: its ends have to be numbers, too."""
-SAME = 1e-5
+SAME_SHARE = 1e-5
 """Numbers that differ by at most this share are equal: ticks between them would have one name."""
 ROUNDING = 1e-9
-"""Steps by which a tick may be beyond the end of an axis, because of rounding."""
+"""Steps (of a logarithmic axis: decades) by which a tick may be beyond the end of an axis, because
+of rounding."""
+ROUNDING_SHARE = 1e-6
+"""Share of its number by which a digit's tick may be beyond the end of a logarithmic axis."""
+CLOSER = 0.999
+"""Ticks may be closer than they should, by this factor: as in the script of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +71,7 @@ class Scale:
 
     def takes(self, value: float | None) -> TypeGuard[float]:
         """Whether the number can be drawn on the axis."""
-        return is_number(value) and (value >= MIN_LOG_NUMBER or not self.axis.log)
+        return takes(value, self.axis)
 
     def at(self, value: float) -> float:
         """The place of a number, in CSS pixels."""
@@ -94,7 +101,7 @@ class Scale:
         least = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(least))
         steps = [digit * power for digit in (WHOLE if self.axis.whole else STEPS)]
-        step = next(step for step in steps if step >= least * 0.999)
+        step = next(step for step in steps if step >= least * CLOSER)
         if self.axis.whole:
             step = max(step, 1.0)
         first = math.ceil(self.low / step - ROUNDING)
@@ -106,10 +113,17 @@ class Scale:
         first = math.ceil(math.log10(self.low) - ROUNDING)
         last = math.floor(math.log10(self.high) + ROUNDING)
         every = max(1, math.ceil((last - first) / most))
+        # from the power before: its digits may be above the low end. Powers are left out on long
+        # axes only, whose one digit is 1
         powers = range(first - every, last + 1, every)
         parts = digits(self.low, self.high)
         places = [part * 10.0**power for power in powers for part in parts]
-        return [place for place in places if self.low <= place <= self.high * 1.000001]
+        return [place for place in places if self.low <= place <= self.high * (1 + ROUNDING_SHARE)]
+
+
+def takes(value: float | None, axis: Axis) -> TypeGuard[float]:
+    """Whether the number can be drawn on an axis of any length."""
+    return is_number(value) and (value >= MIN_LOG_NUMBER or not axis.log)
 
 
 def scale(
@@ -122,19 +136,18 @@ def scale(
 ) -> Scale:
     """The scale of an axis that reaches all ``values``, and a little further.
 
-    It ends exactly at a number that is in ``ends``, and at the axis' own ends.
+    A linear axis ends exactly at a number that is in ``ends``; each at the axis' own ends.
     """
-    free = Scale(axis=axis, low=1.0, high=10.0, size=size, turned=turned)
-    drawn = [value for value in values if free.takes(value)]
+    drawn = [value for value in values if takes(value, axis)]
     if not drawn:
         drawn = [1.0, 10.0] if axis.log else [0.0, 1.0]
     low, high = min(drawn), max(drawn)
     if axis.log:
-        factor = (high / low) ** AXIS_MARGIN if high > low * (1 + SAME) else 1.1
+        factor = (high / low) ** AXIS_MARGIN if high > low * (1 + SAME_SHARE) else 1.1
         low, high = low / factor, high * factor
     else:
         largest = max(-low, high)
-        least = max(MIN_LOG_NUMBER, SAME * largest)
+        least = max(MIN_LOG_NUMBER, SAME_SHARE * largest)
         # the range; of equal numbers their size; of zeros 1
         margin = AXIS_MARGIN * next((w for w in (high - low, largest) if w > least), 1.0)
         low = low if low in ends else low - margin
@@ -142,7 +155,7 @@ def scale(
     low = low if axis.low is None else axis.low
     high = high if axis.high is None else axis.high
     high = high if high > low else low + max(1.0, abs(low))
-    return replace(free, low=low, high=high)
+    return Scale(axis=axis, low=low, high=high, size=size, turned=turned)
 
 
 def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
@@ -159,13 +172,13 @@ def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1)
     below = TICK + GAP + LINE * (lines + bool(chart.x.label))
     y = scale(chart.y, ys, chart.height - TOP - below, turned=not chart.y.down, ends=ends)
-    needed = max((_width(line) for _, name in y.ticks(UP) for line in name), default=0)
-    room = min(needed, NAMES * width)
+    needed = max((_width(line) for _, name in y.ticks(TICKS_UP) for line in name), default=0)
+    room = min(needed, NAMES_SHARE * width)
     left = round(TICK + GAP + room + (LINE + GAP) * bool(chart.y.label))
     x = scale(chart.x, xs, width - left - RIGHT)
-    place = f'transform="translate({left} {TOP})" style="font-size: calc({TEXT}px * var(--words, 1))" fill="{AXIS}"'
+    words = f'style="font-size: calc({TEXT}px * var(--words, 1))" fill="{AXIS}"'
     inside = f'<svg width="{x.size}" height="{y.size}">{"".join(_series(chart, x, y))}</svg>'
-    drawing = f"<g {place}>{''.join(_axes(chart, x, y, left, room))}{inside}</g>"
+    drawing = f'<g transform="translate({left} {TOP})" {words}>{"".join(_axes(chart, x, y, left, room))}{inside}</g>'
     return drawing, (width, chart.height)
 
 
@@ -175,15 +188,16 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     left: CSS pixels on the left of the axis.
     room: of these, the pixels for names of ticks.
     """
-    for place, name in x.ticks(ACROSS):
+    for place, name in x.ticks(TICKS_ACROSS):
         if not chart.has_bars:
             yield _path(f"M{place} 0V{y.size}", GRID, 0.8)
         yield _path(f"M{place} {y.size}v{TICK}", AXIS, 1)
+        # a long name is moved so that it stays on the picture
         half = min(max(map(_width, name), default=0) / 2, (left + x.size + RIGHT) / 2)
         inside = min(max(place, half - left), x.size + RIGHT - half)
         for line, words in enumerate(name, 1):
             yield _words(words, inside, y.size + TICK + LINE * line, "middle")
-    for place, name in y.ticks(UP):
+    for place, name in y.ticks(TICKS_UP):
         yield _path(f"M0 {place}H{x.size}", GRID, 0.8)
         yield _path(f"M0 {place}h-{TICK}", AXIS, 1)
         first = place + GAP - LINE * (len(name) - 1) / 2
@@ -245,11 +259,11 @@ def _points(series: Series, points: Sequence[Point], x: Scale, y: Scale) -> Iter
         if y.takes(low) and y.takes(high) and low != high:
             bars += f"M{across} {y.at(low)}V{y.at(high)}"
             for end in (low, high):
-                bars += f"M{across - 3:.1f} {y.at(end)}h6"
+                bars += f"M{across - CAP:.1f} {y.at(end)}h{2 * CAP}"
         if x.takes(left) and x.takes(right) and left != right:
             bars += f"M{x.at(left)} {up}H{x.at(right)}"
             for end in (left, right):
-                bars += f"M{x.at(end)} {up - 3:.1f}v6"
+                bars += f"M{x.at(end)} {up - CAP:.1f}v{2 * CAP}"
     if series.line and len(places) > 1:
         yield _path(_line(places, steps=series.steps), series.colour, 2, series.dashed)
     if bars:

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import warnings
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pandas as pd
@@ -16,14 +17,19 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlsg
+from fedlsg import user_code
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy.data_record import SpentTogetherWarning
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models.small import digits_mlp
 from fedlsg.simulations.report.page_of_run.run_page import write_run_page
 from fedlsg.simulations.run import on_record
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.private_step import PrivateStep
-from tests.simulations.support.own import TEST, TRAIN, WIDTH, build, quick
+from tests.simulations.support.own import TEST, TRAIN, WIDTH, build, quick, workload
 
+DIGITS = (np.random.default_rng(0).random((40, 1, 8, 8), np.float32), np.arange(40) % 10)
+OF_PACKAGE = tuple(part.copy() for part in TRAIN)
 SECRET = {"reproducible": False, "epsilon": None}
 
 
@@ -253,3 +259,28 @@ def test_test_mode_has_no_epsilon_at_any_door(tmp_path, capsys):
         "the control: the same words have the number where there is one"
     )
     assert fedlsg.epsilon_of_data(data) == math.inf
+
+
+def packaged():
+    return workload(train=OF_PACKAGE)
+
+
+def test_two_names_that_a_package_offers_may_be_of_the_same_rows(monkeypatch, tmp_path):
+    offered = {
+        name: EntryPoint(name, f"{__name__}:packaged", workloads.GROUP)
+        for name in ("package-a", "package-b")
+    }
+    monkeypatch.setattr(
+        user_code, "offered", lambda group: offered if group == workloads.GROUP else {}
+    )
+    quick(tmp_path / "1", workload="package-a")
+    with pytest.raises(ValueError, match="was trained by an earlier private step or run"):
+        quick(tmp_path / "2", workload="package-b", pretrained=tmp_path / "1")
+
+
+@pytest.mark.parametrize("name", ["mine", "digits of mine"])
+def test_weights_of_own_rows_are_recognised_whatever_their_workload_is_called(name, tmp_path):
+    own = workload(name=name, model=digits_mlp, train=DIGITS, test=DIGITS)
+    quick(tmp_path / "1", workload=own)
+    with pytest.raises(ValueError, match="was trained by an earlier private step or run"):
+        quick(tmp_path / "2", workload="digits", model="mlp", pretrained=tmp_path / "1")

@@ -33,7 +33,8 @@ def check_recording(recording: Recording, setting: AuditSetting) -> tuple[Check,
             recording.silent_outputs, kept=setting.frame.kept, noise_std=setting.noise_std
         ),
     ]
-    if setting.sums is None:  # those of a secure sum are whole numbers
+    # the values of a secure sum are on a grid: ``grid_checks`` test its noise
+    if setting.sums is None:
         checks.append(check_digits(recording.silent_outputs))
     checks += grid_checks(recording.grid, noise_std=setting.noise_std)
     for game in recording.games:
