@@ -529,12 +529,15 @@ class PrivateStep:
         """Inside, the model is in eval mode, and has the moving average of its weights under the
         setting ``ema``. On exit it is as before.
         """
+        self._account.writer.look(dict(self.model.named_parameters()))
         try:
             with self._state.evaluated() as model:
                 self._note()
                 self._record.add()
                 yield model
         finally:
+            if self._state.average is None:  # else what the block wrote is gone
+                self._account.writer.look(dict(self.model.named_parameters()))
             self._note()
             self._record.draft()
 

@@ -6,10 +6,9 @@ hook of the parameter refuses it at once, before an optimizer can move the weigh
 such a gradient when its PrivateStep is made was trained just before, and is refused as well.
 
 Not seen: gradients by ``torch.autograd.grad``, weights that are written in other ways, and the
-training of a copy. The hooks end with their step.
+training of a copy. Each step has hooks of its own, which end with it.
 """
 
-import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,13 +20,6 @@ from fedlsg.user_code.fingerprint import Watching
 
 _PUBLIC: list[None] = []
 """One entry for each open block of ``public_gradients``. Hooks run in threads of autograd, too."""
-_STEPS: set[int] = set()
-"""The numbers of the steps that exist. A hook holds a number, not its step, of which a pass would
-put back all parts.
-"""
-_NUMBERS = itertools.count()
-_HANDLES = WeakIdKeyDictionary()
-"""The handle of the hook of each parameter: it has one, that of its newest step."""
 _OF_STEPS = WeakIdKeyDictionary()
 """The gradients that steps left in ``.grad``, each with its version."""
 
@@ -59,13 +51,9 @@ def check_no_gradient(model: nn.Module) -> None:
 
 def refuse_gradients(step: object, parameters: Mapping[str, nn.Parameter]) -> None:
     """While ``step`` exists, refuse gradients that autograd adds to these parameters."""
-    number = next(_NUMBERS)
-    _STEPS.add(number)
-    weakref.finalize(step, _STEPS.discard, number)
     for name, p in parameters.items():
-        if (earlier := _HANDLES.get(p)) is not None:
-            earlier.remove()
-        _HANDLES[p] = p.register_post_accumulate_grad_hook(Watching(_refuse, number, name))
+        handle = p.register_post_accumulate_grad_hook(Watching(_refuse, name))
+        weakref.finalize(step, handle.remove)
 
 
 def leave_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -75,9 +63,9 @@ def leave_gradients(parameters: Iterable[nn.Parameter]) -> None:
             _OF_STEPS[p.grad] = p.grad._version
 
 
-def _refuse(number: int, name: str, parameter: Tensor) -> None:
-    """Remove the gradient, and raise ValueError, unless the step is gone or the rows are public."""
-    if _PUBLIC or number not in _STEPS:
+def _refuse(name: str, parameter: Tensor) -> None:
+    """Remove the gradient, and raise ValueError, unless the rows are public."""
+    if _PUBLIC:
         return
     parameter.grad = None
     raise ValueError(

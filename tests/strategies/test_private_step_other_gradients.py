@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedlsg.privacy.trained_weights import Writer
 from fedlsg.strategies.own_loop import other_gradients
 from tests.strategies.own_loop import INPUTS, TARGETS, batch, private_step, weights
 from tests.strategies.small_federation import model
@@ -113,18 +114,81 @@ def test_an_own_optimizer_leaves_noisy_gradients_and_they_are_no_training(tmp_pa
         private_step(net, ledger=tmp_path / "ledger.jsonl", **given)
 
 
-def test_two_steps_on_one_model_are_watched_until_the_last_one_ends(tmp_path):
+@pytest.mark.parametrize("ends_first", ["first", "second"])
+def test_two_steps_on_one_model_are_watched_until_the_last_one_ends(ends_first, tmp_path):
     net, given = model(), {"method": "dpsgd", "ledger": tmp_path / "ledger.jsonl"}
-    first, second = private_step(net, **given), private_step(net, **given)
-    first.step(batch)
-    second.step(batch)
-    del first
+    steps = {name: private_step(net, **given) for name in ("first", "second")}
+    for step in steps.values():
+        step.step(batch)
+    del step, steps[ends_first]
     gc.collect()
     with pytest.raises(ValueError, match=REFUSED):
         train(net)
-    del second
+    steps.clear()
     gc.collect()
     train(net)
+    assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
+
+
+def by_hand(net):
+    """Training that no hook sees."""
+    parameters = list(net.parameters())
+    loss = nn.functional.cross_entropy(net(INPUTS), TARGETS)
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.data.sub_(0.1 * g)
+
+
+@pytest.mark.parametrize("given", [{}, {"ema": 0.9}])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_evaluation_hides_no_change_of_other_code(steps, given, monkeypatch):
+    """It noted the weights that it found as those of the step."""
+
+    def changes():
+        step = private_step(method="dpsgd", **given)
+        received = copy.deepcopy(step.model.state_dict())
+        for _ in range(steps):
+            step.step(batch)
+        by_hand(step.model)
+        with step.evaluated() as net:
+            net(INPUTS)
+        step.step(batch)
+        return step.other_changes(received)
+
+    assert set(changes()) == set(dict(model().named_parameters()))
+    monkeypatch.setattr(Writer, "look", lambda *_: None)  # the negative control
+    assert steps == 0 or not changes()
+
+
+def test_a_change_within_an_evaluation_is_noticed():
+    step = private_step(method="dpsgd")
+    received = copy.deepcopy(step.model.state_dict())
+    step.step(batch)
+    with step.evaluated() as net:
+        by_hand(net)
+    assert step.other_changes(received)
+
+
+@pytest.mark.parametrize("given", [{}, {"ema": 0.9}, {"method": "lsg", "rank": 2}])
+def test_evaluations_are_no_changes(given):
+    step = private_step(**{"method": "dpsgd", **given})
+    received = copy.deepcopy(step.model.state_dict())
+    for _ in range(3):
+        with step.evaluated() as net, torch.no_grad():
+            net(INPUTS)
+        step.step(batch)
+    with step.evaluated():
+        pass
+    assert step.other_changes(received) == []
+
+
+def test_a_part_that_is_trained_after_the_steps_is_a_change():
+    """It was a KeyError."""
+    step = private_step(method="linear-probe")
+    received = copy.deepcopy(step.model.state_dict())
+    step.step(batch)
+    step.model.requires_grad_()
+    step.model[0].weight.data.add_(1)
+    assert step.other_changes(received) == ["0.weight"]
 
 
 def test_the_hooks_are_no_own_code():
