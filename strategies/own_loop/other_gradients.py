@@ -1,7 +1,7 @@
 """Gradients of a model that no private step has made: training by them, which no epsilon counts.
 
 The passes of a step write no ``.grad``: they use ``torch.autograd.grad``. So a gradient that
-autograd adds to ``.grad`` of a trained parameter is of other code, such as ``loss.backward()``. A
+autograd adds to ``.grad`` of a parameter is of other code, such as ``loss.backward()``. A
 hook of the parameter refuses it at once, before an optimizer can move the weights. A model that has
 such a gradient when its PrivateStep is made was trained just before, and is refused as well.
 
@@ -10,7 +10,7 @@ training of a copy. Each step has hooks of its own, which end with it.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -49,11 +49,18 @@ def check_no_gradient(model: nn.Module) -> None:
             )
 
 
-def refuse_gradients(step: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """While ``step`` exists, refuse gradients that autograd adds to these parameters."""
-    for name, p in parameters.items():
-        handle = p.register_post_accumulate_grad_hook(Watching(_refuse, name))
-        weakref.finalize(step, handle.remove)
+def refuse_gradients(step: object, model: nn.Module) -> None:
+    """While ``step`` exists, refuse gradients that autograd adds to parameters of its model.
+
+    Also to frozen ones, which other code may unfreeze between two steps.
+    """
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and not p.is_inference():
+            frozen = not p.requires_grad
+            p.requires_grad_()  # torch takes no hook of a frozen one
+            handle = p.register_post_accumulate_grad_hook(Watching(_refuse, name))
+            p.requires_grad_(not frozen)
+            weakref.finalize(step, handle.remove)
 
 
 def leave_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -69,8 +76,8 @@ def _refuse(name: str, parameter: Tensor) -> None:
         return
     parameter.grad = None
     raise ValueError(
-        f"backward() adds a gradient to {name}, which a PrivateStep trains: training by it would "
-        "be without noise, and no epsilon would count it. Leave it out (step.step() takes the "
+        f"backward() adds a gradient to {name}, of a model that a PrivateStep trains: training by "
+        "it would be without noise, and no epsilon would count it. Leave it out (step.step() takes the "
         "place of loss.backward() and optimizer.step()); if its rows are public, put it into a "
         "block `with step.public_gradients():`; or take a copy of the model"
     )

@@ -13,7 +13,7 @@ from fedlsg.strategies.own_loop import other_gradients
 from tests.strategies.own_loop import INPUTS, TARGETS, batch, private_step, weights
 from tests.strategies.small_federation import model
 
-REFUSED = "adds a gradient to .*, which a PrivateStep trains"
+REFUSED = "adds a gradient to .*, of a model that a PrivateStep trains"
 
 
 def backward(net):
@@ -45,6 +45,27 @@ def test_plain_training_after_the_start_is_refused_before_it_moves_a_weight(give
     assert torch.equal(weights(step), before)
     step.step(batch)  # nothing was trained
     assert len(step._account.ledger.entries) == steps + 1
+
+
+@pytest.mark.parametrize("given", [{"method": "dpsgd"}, {"method": "lora", "rank": 2}])
+def test_a_frozen_part_is_watched(given):
+    """It was unfrozen between two steps, and trained without noise."""
+    net = model()
+    net[0].requires_grad_(False)
+    step = private_step(net, **given)
+    frozen = [p for p in net.parameters() if not p.requires_grad]
+    assert frozen
+    step.step(batch)
+    trained = [p.requires_grad_(False) for p in net.parameters() if p.requires_grad]
+    for p in frozen:
+        p.requires_grad_()
+    with pytest.raises(ValueError, match=REFUSED):
+        train(net)
+    for p in frozen:
+        p.requires_grad_(False)
+    for p in trained:
+        p.requires_grad_()
+    step.step(batch)
 
 
 def test_a_gradient_that_was_refused_is_gone():

@@ -17,7 +17,7 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-from fedlsg.privacy import Entry, limits
+from fedlsg.privacy import BudgetError, Entry, limits
 from fedlsg.privacy.ledger_file import read_entries
 from fedlsg.simulations.client.node.folder import Budget, NodeFolder
 from fedlsg.simulations.client.node.node_config import read_terms
@@ -431,6 +431,28 @@ def test_limits_hold_in_threads_that_an_app_starts(forgotten, tmp_path, monkeypa
         assert "the least that this client accepts is 0.5" in grid.replies[-1].error.reason
     assert bool([book for book in steps_ledgers(tmp_path) if book.entries]) == forgotten
     assert not limits._ALL
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_limits_of_a_ledger_hold_after_the_message(forgotten, tmp_path, monkeypatch):
+    """A thread that the app left running, whose step the next message would send. The negative
+    control: a ledger that has no limits of its own.
+    """
+    trained_by(steps_app(tmp_path), 1.0)
+    assert not limits._ALL
+    if forgotten:
+        monkeypatch.setattr(limits, "_OF_LEDGERS", {})
+    (mine,) = tmp_path.rglob("client-1.jsonl")
+    book = fedlsg.Ledger(mine)
+    entry = replace(book.entries[-1], attempt=99, noise_multiplier=0.05)
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(book.charge, entry)
+    if forgotten:
+        assert late.result() is None
+    else:
+        with pytest.raises(BudgetError, match="the least that this client accepts"):
+            late.result()
+    assert len(book.entries) == 2 + forgotten
 
 
 def test_limits_of_the_app_hold_under_a_weaker_node_config(tmp_path):
