@@ -77,7 +77,7 @@ def _refuse(name: str, parameter: Tensor) -> None:
     parameter.grad = None
     raise ValueError(
         f"backward() adds a gradient to {name}, of a model that a PrivateStep trains: training by "
-        "it would be without noise, and no epsilon would count it. Leave it out (step.step() takes the "
-        "place of loss.backward() and optimizer.step()); if its rows are public, put it into a "
+        "it would be without noise, and no epsilon would count it. Leave it out (step.step() takes "
+        "the place of loss.backward() and optimizer.step()); if its rows are public, put it into a "
         "block `with step.public_gradients():`; or take a copy of the model"
     )
