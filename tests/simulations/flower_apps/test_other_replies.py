@@ -24,6 +24,7 @@ from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import TermsError
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
+from fedlsg.simulations.flower_apps import private_node
 from fedlsg.strategies.protocol.wire import NO_REASON
 from tests.places import REPOSITORY
 from tests.simulations.flower_apps.test_flower_app import columns, deployed, two_sides
@@ -425,6 +426,7 @@ def test_limits_hold_in_threads_that_an_app_starts(forgotten, tmp_path, monkeypa
     monkeypatch.setattr(fedlsg.PrivateStep, "step", in_a_thread)
     if forgotten:
         monkeypatch.setattr(limits, "_held_now", lambda: [*filter(None, [limits._NOW.get()])])
+        monkeypatch.setattr(private_node, "held_to", lambda held, ledger: limits.held_to(held))
     grid = trained_by(steps_app(tmp_path), 0.05)
     assert {reply.has_error() for reply in grid.replies} == {not forgotten}
     if not forgotten:
