@@ -151,7 +151,7 @@ class PrivateStep:
     private by that ledger alone: keys of noise are new in every step, and are kept nowhere. The
     divisor is q N, never the size of a batch; an empty batch is a step. Unit of privacy: one
     example, or with ``groups`` one person with all of its rows; add/remove.
-    While this object exists, a gradient that ``loss.backward()`` adds to a parameter that it trains
+    While this object exists, a gradient that ``loss.backward()`` adds to a parameter of its model
     is refused, and so is a model that was trained just before: no epsilon counts such training
     (``public_gradients``).
     Not covered: what the batch function or the user's own code releases, such as a training loss.
@@ -278,7 +278,7 @@ class PrivateStep:
             # an epsilon that no noise reaches is refused at once; a resumed run has its noise
             # already
             _ = self._terms
-        refuse_gradients(self, trainable(model))
+        refuse_gradients(self, model)
 
     def __repr__(self) -> str:
         """Method, sigma, q, steps and epsilon so far, from the ledger."""
@@ -496,7 +496,7 @@ class PrivateStep:
         """A block in which ``loss.backward()`` may train the model: your word that its rows are
         public.
 
-        Elsewhere a gradient that autograd adds to a trained parameter is a ValueError, while this
+        Elsewhere a gradient that autograd adds to a parameter of it is a ValueError, while this
         object exists: epsilon would not count the training.
         """
         return public_gradients()
@@ -529,12 +529,15 @@ class PrivateStep:
         """Inside, the model is in eval mode, and has the moving average of its weights under the
         setting ``ema``. On exit it is as before.
         """
+        self._account.writer.look(dict(self.model.named_parameters()))
         try:
             with self._state.evaluated() as model:
                 self._note()
                 self._record.add()
                 yield model
         finally:
+            if self._state.average is None:  # else what the block wrote is gone
+                self._account.writer.look(dict(self.model.named_parameters()))
             self._note()
             self._record.draft()
 

@@ -259,7 +259,7 @@ class Ledger(Charges):
                 f"{entry.client}"
             )
         with self._appendable() as descriptor:
-            check_limits(entry, self.would_exceed)
+            check_limits(entry, self.would_exceed, self.path)
             self.check_within(entry, within)
             self._append(descriptor, entry)
 

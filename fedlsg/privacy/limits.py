@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedlsg.privacy.ledger_entry import BudgetError, Entry
 
@@ -66,12 +67,22 @@ its own, and keeps to all of these.
 """
 
 
+_OF_LEDGERS: dict[Path, Held] = {}
+"""The last limits of each ledger that has its own. They hold after the context, too: a thread that
+code of the app has left running goes on.
+"""
+
+
 @contextmanager
-def held_to(limits: Limits) -> Iterator[Held]:
+def held_to(limits: Limits, ledger: Path | None = None) -> Iterator[Held]:
     """A context in which ledgers refuse entries beyond ``limits``, by a BudgetError before the
     charge.
+
+    ledger: the one whose entries keep to them from now on, in this process; None for none.
     """
     token = _NOW.set(held := Held(limits))
+    if ledger is not None:
+        _OF_LEDGERS[ledger.resolve()] = held
     _ALL.append(held)
     try:
         yield held
@@ -90,9 +101,12 @@ def budgets_now() -> tuple[tuple[float, float], ...]:
     return tuple(budget for held in _held_now() for budget in held.limits.budgets)
 
 
-def check_limits(entry: Entry, would_exceed: WouldExceed) -> None:
-    """Raise BudgetError for an entry beyond the limits that hold now; nothing is charged then."""
-    for held in _held_now():
+def check_limits(entry: Entry, would_exceed: WouldExceed, ledger: Path) -> None:
+    """Raise BudgetError for an entry beyond the limits that hold now, or those of its ledger;
+    nothing is charged then.
+    """
+    of_ledger = _OF_LEDGERS.get(ledger.resolve())
+    for held in dict.fromkeys([*_held_now(), *filter(None, [of_ledger])]):
         held.refused = held.limits.refusal(entry, would_exceed)
         if held.refused is not None:
             raise BudgetError(held.refused)

@@ -119,13 +119,17 @@ class Writer:
 
         Before the first step since they were ``received``; then between steps and after the last.
         """
-        self._compare(digests_of(trained))
+        now = digests_of(trained)
+        self._compare(now)
+        began = now | self.start
         both = trained.keys() & received.keys()
         sent = digests_of({name: received[name].to(trained[name].dtype) for name in both})
-        others = {
-            name: None for name in trained if sent.get(name, ()) not in ((), self.start[name])
-        }
+        others = {name: None for name in trained if sent.get(name, ()) not in ((), began[name])}
         return [*(others | self.changed)]
+
+    def look(self, parameters: Mapping[str, Tensor]) -> None:
+        """Note which trained parameters other code has changed until now."""
+        self._compare(digests_of(parameters))
 
     def _compare(self, digests: Mapping[str, tuple[bytes, ...]]) -> None:
         """Note parameters whose digests are not those of the last step; before it, the start."""

@@ -126,7 +126,8 @@ class PrivateNode:
         if self._code is not None:
             self._code.check()
         client, path = self._place(context)
-        with held_to(limits_on(context, self._limits)) as held, _open(client, path) as door:
+        limits = limits_on(context, self._limits)
+        with held_to(limits, path) as held, _open(client, path) as door:
             try:
                 answer_of(call_next, message, context)
             except Exception:

@@ -1,17 +1,16 @@
 """Gradients of a model that no private step has made: training by them, which no epsilon counts.
 
 The passes of a step write no ``.grad``: they use ``torch.autograd.grad``. So a gradient that
-autograd adds to ``.grad`` of a trained parameter is of other code, such as ``loss.backward()``. A
+autograd adds to ``.grad`` of a parameter is of other code, such as ``loss.backward()``. A
 hook of the parameter refuses it at once, before an optimizer can move the weights. A model that has
 such a gradient when its PrivateStep is made was trained just before, and is refused as well.
 
 Not seen: gradients by ``torch.autograd.grad``, weights that are written in other ways, and the
-training of a copy. The hooks end with their step.
+training of a copy. Each step has hooks of its own, which end with it.
 """
 
-import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -21,13 +20,6 @@ from fedlsg.user_code.fingerprint import Watching
 
 _PUBLIC: list[None] = []
 """One entry for each open block of ``public_gradients``. Hooks run in threads of autograd, too."""
-_STEPS: set[int] = set()
-"""The numbers of the steps that exist. A hook holds a number, not its step, of which a pass would
-put back all parts.
-"""
-_NUMBERS = itertools.count()
-_HANDLES = WeakIdKeyDictionary()
-"""The handle of the hook of each parameter: it has one, that of its newest step."""
 _OF_STEPS = WeakIdKeyDictionary()
 """The gradients that steps left in ``.grad``, each with its version."""
 
@@ -57,15 +49,18 @@ def check_no_gradient(model: nn.Module) -> None:
             )
 
 
-def refuse_gradients(step: object, parameters: Mapping[str, nn.Parameter]) -> None:
-    """While ``step`` exists, refuse gradients that autograd adds to these parameters."""
-    number = next(_NUMBERS)
-    _STEPS.add(number)
-    weakref.finalize(step, _STEPS.discard, number)
-    for name, p in parameters.items():
-        if (earlier := _HANDLES.get(p)) is not None:
-            earlier.remove()
-        _HANDLES[p] = p.register_post_accumulate_grad_hook(Watching(_refuse, number, name))
+def refuse_gradients(step: object, model: nn.Module) -> None:
+    """While ``step`` exists, refuse gradients that autograd adds to parameters of its model.
+
+    Also to frozen ones, which other code may unfreeze between two steps.
+    """
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and not p.is_inference():
+            frozen = not p.requires_grad
+            p.requires_grad_()  # torch takes no hook of a frozen one
+            handle = p.register_post_accumulate_grad_hook(Watching(_refuse, name))
+            p.requires_grad_(not frozen)
+            weakref.finalize(step, handle.remove)
 
 
 def leave_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -75,14 +70,14 @@ def leave_gradients(parameters: Iterable[nn.Parameter]) -> None:
             _OF_STEPS[p.grad] = p.grad._version
 
 
-def _refuse(number: int, name: str, parameter: Tensor) -> None:
-    """Remove the gradient, and raise ValueError, unless the step is gone or the rows are public."""
-    if _PUBLIC or number not in _STEPS:
+def _refuse(name: str, parameter: Tensor) -> None:
+    """Remove the gradient, and raise ValueError, unless the rows are public."""
+    if _PUBLIC:
         return
     parameter.grad = None
     raise ValueError(
-        f"backward() adds a gradient to {name}, which a PrivateStep trains: training by it would "
-        "be without noise, and no epsilon would count it. Leave it out (step.step() takes the "
-        "place of loss.backward() and optimizer.step()); if its rows are public, put it into a "
+        f"backward() adds a gradient to {name}, of a model that a PrivateStep trains: training by "
+        "it would be without noise, and no epsilon would count it. Leave it out (step.step() takes "
+        "the place of loss.backward() and optimizer.step()); if its rows are public, put it into a "
         "block `with step.public_gradients():`; or take a copy of the model"
     )

@@ -17,13 +17,14 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-from fedlsg.privacy import Entry, limits
+from fedlsg.privacy import BudgetError, Entry, limits
 from fedlsg.privacy.ledger_file import read_entries
 from fedlsg.simulations.client.node.folder import Budget, NodeFolder
 from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import TermsError
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
+from fedlsg.simulations.flower_apps import private_node
 from fedlsg.strategies.protocol.wire import NO_REASON
 from tests.places import REPOSITORY
 from tests.simulations.flower_apps.test_flower_app import columns, deployed, two_sides
@@ -425,12 +426,35 @@ def test_limits_hold_in_threads_that_an_app_starts(forgotten, tmp_path, monkeypa
     monkeypatch.setattr(fedlsg.PrivateStep, "step", in_a_thread)
     if forgotten:
         monkeypatch.setattr(limits, "_held_now", lambda: [*filter(None, [limits._NOW.get()])])
+        monkeypatch.setattr(private_node, "held_to", lambda held, ledger: limits.held_to(held))
     grid = trained_by(steps_app(tmp_path), 0.05)
     assert {reply.has_error() for reply in grid.replies} == {not forgotten}
     if not forgotten:
         assert "the least that this client accepts is 0.5" in grid.replies[-1].error.reason
     assert bool([book for book in steps_ledgers(tmp_path) if book.entries]) == forgotten
     assert not limits._ALL
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_limits_of_a_ledger_hold_after_the_message(forgotten, tmp_path, monkeypatch):
+    """A thread that the app left running, whose step the next message would send. The negative
+    control: a ledger that has no limits of its own.
+    """
+    trained_by(steps_app(tmp_path), 1.0)
+    assert not limits._ALL
+    if forgotten:
+        monkeypatch.setattr(limits, "_OF_LEDGERS", {})
+    (mine,) = tmp_path.rglob("client-1.jsonl")
+    book = fedlsg.Ledger(mine)
+    entry = replace(book.entries[-1], attempt=99, noise_multiplier=0.05)
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(book.charge, entry)
+    if forgotten:
+        assert late.result() is None
+    else:
+        with pytest.raises(BudgetError, match="the least that this client accepts"):
+            late.result()
+    assert len(book.entries) == 2 + forgotten
 
 
 def test_limits_of_the_app_hold_under_a_weaker_node_config(tmp_path):
