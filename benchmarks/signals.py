@@ -58,6 +58,8 @@ STILL = 1000
 CTRL_C = b"\x03"
 APART = 0.3
 """Seconds between two signals."""
+PLANNING = ("loading data", "dealing rows", "calibrating the noise")
+"""Words that a terminal shows while a plan is made."""
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 
 
@@ -212,7 +214,8 @@ def is_there(phase: str, run: Run, folder: Path) -> bool:
     if phase == "Ray's start":
         return any("gcs_server" in command for command in family(run.home).values())
     if phase in ("plan", "resume"):
-        return "loading data" in run.printed
+        # what comes first may be over before the terminal shows it
+        return any(words in run.printed for words in PLANNING)
     if phase == "before round 1":
         return "the first round has not ended yet" in run.printed
     return rows(folder) >= (SHORT if phase == "report" else 2)
