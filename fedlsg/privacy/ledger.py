@@ -190,8 +190,8 @@ class Charges(ABC):
             )
 
     def _other_unit(self, entry: Entry) -> bool:
-        """Whether the first entry has another unit; all later ones have its unit."""
-        return any(first.unit != entry.unit for first in self.entries[:1])
+        """Whether any entry has another unit: a file may come from elsewhere."""
+        return any(charged.unit != entry.unit for charged in self.entries)
 
     def _has(self, entry: Entry) -> bool:
         """Whether the key of an entry is charged already."""

@@ -2,7 +2,7 @@
 
 A process uses a Ray of its own, a Ray that it uses already, or the cluster of RAY_ADDRESS. A Ray of
 our own asks for a token; for another Ray we print what is open. Loopback is not private: every user
-of a machine reaches it, and whoever reaches Ray's ports can run code as its owner. With
+of a machine reaches it, and who reaches Ray's ports can run code as its owner. With
 ``RAY_AUTH_MODE=token`` Ray's services refuse calls without the token. The token is in a file, so
 that argument lists and environments have only its path.
 """

@@ -201,6 +201,18 @@ def test_one_ledger_protects_one_unit(tmp_path):
     assert len(ledger.entries) == 1
 
 
+def test_a_file_of_two_units_is_refused_whatever_its_first_entry_is(tmp_path, monkeypatch):
+    """Another program may have joined two files: one unit's epsilon says nothing of the other's."""
+    ledger = Ledger(tmp_path / "ledger.jsonl", client=3)
+    ledger.charge(entry(round=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_other_unit", lambda self, entry: False)
+        ledger.charge(entry(round=2, unit="client", sample_rate=1.0))
+    for unit in ({}, {"unit": "client", "sample_rate": 1.0}):
+        with pytest.raises(LedgerError, match="is another"):
+            ledger.charge(entry(round=3, **unit))
+
+
 def several(directory: Path) -> list[Path]:
     paths = [ledger_path(directory, client) for client in (11, 2, 3)]
     for path, client in zip(paths, (11, 2, 3), strict=True):
